@@ -8,6 +8,7 @@ from bayou.posteriors.masked import Masked
 from bayou.posteriors.mixture import Mixture
 from bayou.posteriors.network_draw import NetworkDraw
 from bayou.posteriors.posterior import Posterior, load
+from bayou.posteriors.wide import WidePosterior
 
 __all__ = [
     "Bayesian",
@@ -19,6 +20,7 @@ __all__ = [
     "Mixture",
     "NetworkDraw",
     "Posterior",
+    "WidePosterior",
     "bayesianize",
     "load",
 ]

@@ -186,7 +186,10 @@ def check_history(posterior: Posterior) -> Checks:
         checks.append(_check_divergences(int(last["divergences"])))
     if "gradient_noise" in last:
         checks.append(_check_gradient_noise(last["gradient_noise"]))
-    if "elbo" in last and "kl" in last:
+    collapsed = _collapsed_component(history)
+    if collapsed is not None:
+        checks.append(_check_collapsed_component(collapsed))
+    elif "elbo" in last and "kl" in last:
         checks.append(_check_collapse(last))
     if "mode_nll" in last:
         checks.append(_check_mode(last))
@@ -318,12 +321,14 @@ def _check_gradient_noise(noise: float) -> Check:
 def _check_collapse(record: dict[str, float]) -> Check:
     """Judge whether a variational posterior has collapsed to the prior, by its last record."""
     kl = record["kl"]
-    if kl < MIN_KL:
+    if abs(kl) < MIN_KL:
         reason = f"the KL to the prior is {kl:.2g} nats for all weights"
     elif "collapsed" in record:
         reason = (
             f"NLL {record['nll']:.3f} on training rows, a constant {record['constant_nll']:.3f}"
         )
+    elif kl < 0:
+        return Check("collapse", "ok", "no collapse; the KL to the prior is known up to a constant")
     else:
         return Check("collapse", "ok", f"the KL to the prior is {kl:,.0f} nats: no collapse")
     remedy = spell(
@@ -332,6 +337,26 @@ def _check_collapse(record: dict[str, float]) -> Check:
     )
     text = f"{reason}: q has collapsed to the prior, ignoring the data; {remedy}"
     return Check("collapse", "failed", text)
+
+
+def _collapsed_component(history: list[dict[str, float]]) -> int | None:
+    """Return the number of the first component of a mixture that has collapsed, if one has.
+
+    The history of a mixture has no NLL of a single component.
+    """
+    for record in history:
+        if "collapsed" in record and "member" in record and "nll" not in record:
+            return int(record["member"])
+    return None
+
+
+def _check_collapsed_component(component: int) -> Check:
+    """Judge a mixture with a component that has collapsed to the prior."""
+    text = (
+        f"component {component + 1} of the mixture predicts its training rows no better than a "
+        "constant; the others, and its weight by held-out rows, limit what that costs"
+    )
+    return Check("collapse", "warning", text)
 
 
 def _check_mode(record: dict[str, float]) -> Check:

@@ -11,6 +11,8 @@ from torch import nn
 
 from bayou.core.files import FileError, StrPath
 from bayou.core.params import Params, under
+from bayou.likelihoods.logarithm import inner_parameters
+from bayou.network.wide import UNITS
 
 if TYPE_CHECKING:
     from bayou.posteriors.posterior import Posterior
@@ -38,6 +40,7 @@ KEYS_BY_KIND = {
     "mixture": ("components",),
     "empirical": ("chains",),
     "masked": ("p",),
+    "wide": ("units_of_network",),
 }
 OPTIONAL_KEYS = ("temperature", "shared")
 # What an entry must be, in words and as a test.
@@ -63,6 +66,7 @@ EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
         "a rate or nothing",
         lambda value: value is None or (isinstance(value, float) and 0 < value < 1),
     ),
+    "units_of_network": ("erf or relu", lambda value: value in UNITS),
     "temperature": (
         "a positive number",
         lambda value: isinstance(value, float) and 0 < value < math.inf,
@@ -127,7 +131,12 @@ def check_restored(posterior: Posterior, saved: SavedState, net: nn.Module) -> N
                 f"expected {expected}"
             )
     network_tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}
-    noise = posterior.target.likelihood.state_dict(prefix="likelihood.")
+    noise: Params = {}
+    parameters: Params = dict(posterior.target.likelihood.state_dict())
+    while parameters.keys() - noise.keys():  # draws of a fit to log y have names without a prefix
+        noise |= parameters
+        parameters = inner_parameters(parameters)
+    noise = {f"likelihood.{name}": value for name, value in noise.items()}
     _check_axes(path, tensors, restored, network_tensors | noise)
     _check_points(path, under("stack.", tensors), config.get("shared"))
     for group in ("net.", "mean.", "stack.", "weights."):

@@ -15,6 +15,7 @@ from bayou.core import rng
 from bayou.core.params import Params, size
 from bayou.curvature import Covariance
 from bayou.curvature.covariance import Diagonal, Full
+from bayou.curvature.factor import LowRankPrecision
 from bayou.curvature.joint import JointNormal
 from bayou.curvature.kronecker import Kronecker
 from bayou.curvature.linearize import linearize, tangent
@@ -322,7 +323,8 @@ class GaussianPosterior(Posterior):
             for name, value in mean.items():
                 priors[name] = DensityPrior(BoundNormal(value.shape, value, std[name].log()))
         else:
-            density = JointNormal(mean, self.covariance, self._base())
+            covariance = self.covariance.as_matrix()
+            density = JointNormal(mean, covariance, self._base())
             priors |= joint_rules(density, mean, self.std(), self.covariance.shapes)
         return {glob.escape(name): prior for name, prior in priors.items()}
 
@@ -340,7 +342,7 @@ class GaussianPosterior(Posterior):
         """
         if not isinstance(source, GaussianPosterior):
             return None
-        if not isinstance(source.covariance, Diagonal | Full | Kronecker):
+        if not isinstance(source.covariance, Diagonal | Full | Kronecker | LowRankPrecision):
             return None
         mean: Params = {}
         for name in source.center:

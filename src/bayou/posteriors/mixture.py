@@ -2,60 +2,116 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from bayou.core import rng
+from bayou.core.files import FileError, no_grad_state
 from bayou.core.params import Params, stack
+from bayou.likelihoods import Likelihood
+from bayou.likelihoods.joined import Sampled, join_samples
+from bayou.likelihoods.predictive import Predictive
 from bayou.network import DryRun
 from bayou.network.units import Units
 from bayou.posteriors.empirical import shuffled_indices
-from bayou.posteriors.posterior import NOISE, Posterior, check_count, restore_posterior
-from bayou.posteriors.state import SavedState, temperature_state
+from bayou.posteriors.posterior import (
+    DEFAULT_SAMPLES,
+    NOISE,
+    Posterior,
+    check_count,
+    restore_posterior,
+)
+from bayou.posteriors.state import SavedState, check_base, temperature_state
+from bayou.training.ranks import current
 
 MEMBER = "member"  # the tensor of a draw that says which component it came from
+INDEX = "index"  # the number of a draw among those of its component, where tensors differ
+SEED = "seed"  # the seed of the mixture that such a draw was made with
+# Of likelihoods, in which components may differ.
+NOISE_FIELDS = ("noise", "scale", "shape", "dispersion", "learn")
+NETWORKS_DIFFER = "networks_differ"  # an entry of files
 
 
 @final
 class Mixture(Posterior):
-    """q(w) = 1/C Σ_c q_c(w), of posteriors over the tensors of one network.
+    """q = Σ_c w_c q_c of C posteriors, so that p(y | x) = Σ_c w_c p_c(y | x).
 
-    A draw has one more tensor, ``member``: which component it is from. Draws alternate: the
-    first C are one of each component, in random order.
+    The components may be of any methods, and of different networks as long as all predict the same
+    y. Their numbers of draws are proportional to the weights: among the first S draws S·w_c are of
+    component c, up to less than one draw, so that every average over draws is one with these
+    weights. With equal weights the first C draws are one of each component, in random order.
+
+    A draw of components with the same tensors has these tensors, and ``member``: which component
+    it is from. Components with different tensors have draws of three numbers, ``member``,
+    ``index`` and ``seed``, from which ``call`` makes the tensors again.
+
+    A component that predicts in closed form, such as an exact Laplace, also does so here.
 
     Args:
-        components: C posteriors over tensors of the same names.
+        components: C posteriors of the same y.
+        weights: C numbers that are not negative, one for each component; they are divided by their
+            sum. None (the default) for equal weights.
         history: records of the fit; none by default.
+
+    Raises:
+        ValueError: for no components, weights that do not suit them, or components of different y.
+
+    Example::
+
+        components = [bayou.fit(net, data, "laplace"), bayou.fit(other_net, data, "mnf")]
+        posterior = bayou.Mixture(components, weights=[0.7, 0.3])
+        posterior.save("mixture.bayou")
+        posterior = bayou.load("mixture.bayou", [net, other_net])
     """
 
     kind = "mixture"
     mappable = False
 
     def __init__(
-        self, components: Sequence[Posterior], history: list[dict[str, float]] | None = None
+        self,
+        components: Sequence[Posterior],
+        weights: Sequence[float] | Tensor | None = None,
+        history: list[dict[str, float]] | None = None,
     ) -> None:
-        names = {frozenset(component.template()) for component in components}
-        if len(names) != 1:
-            raise ValueError(
-                "a mixture needs at least one posterior, and all over the same tensors, got "
-                f"{len(names)} sets of tensors; to average other posteriors, join the outputs of "
-                "their predictions"
-            )
         self.components = list(components)
+        if not self.components:
+            raise ValueError("a mixture needs at least one posterior, got none")
+        for component in self.components:
+            if not isinstance(component, Posterior):
+                raise ValueError(
+                    f"a mixture is made of posteriors, got {type(component).__name__}; pass what "
+                    "bayou.fit returned: Mixture([posterior, other_posterior])"
+                )
+        self.weights = _normalize_weights(weights, len(self.components))
+        self.has_equal_weights = bool((self.weights == self.weights[0]).all())
         self.target = self.components[0].target
         self.history = history or []
         self.stopped = ""
+        first, *rest = self.components
+        _check_targets(self.components)
+        networks = [component for component in self.components if not component.builds_network]
+        self.networks_differ = any(
+            not _share_network(networks[0], component) for component in networks[1:]
+        )
+        is_nested = any(isinstance(component, Mixture) for component in self.components)
+        self.tensors_differ = is_nested or any(not _share_tensors(first, c) for c in rest)
 
     def take_units(self, units: Units) -> None:
         """Convert all components to the units of the user."""
         super().take_units(units)
-        for component in self.components:
+        for component in {id(component): component for component in self.components}.values():
             component.take_units(units)
         self.target = self.components[0].target
+
+    @property
+    def builds_network(self) -> bool:
+        """Whether the file makes the networks of all components."""
+        return all(component.builds_network for component in self.components)
 
     @property
     def net(self) -> nn.Module:
@@ -64,7 +120,12 @@ class Mixture(Posterior):
 
     @property
     def draws(self) -> int | None:
-        """The number of different draws of all components; None if one of them is a continuum."""
+        """The number of different draws of all components, if they are equally probable.
+
+        None if one component is a continuum, or if the weights differ.
+        """
+        if not self.has_equal_weights:
+            return None
         counts = [component.draws for component in self.components]
         finite_counts = [count for count in counts if count is not None]
         return sum(finite_counts) if len(finite_counts) == len(counts) else None
@@ -74,7 +135,7 @@ class Mixture(Posterior):
         return self.components[0].template()
 
     def relevance(self, where: str | None = None) -> dict[str, Tensor]:
-        """Compute the mean relevance of inputs over the components.
+        """Compute the mean relevance of inputs over the components, with their weights.
 
         Args:
             where: a pattern of tensor names, for other layers than the first.
@@ -82,11 +143,12 @@ class Mixture(Posterior):
         relevances = [component.relevance(where) for component in self.components]
         means = {}
         for name in relevances[0]:
-            means[name] = torch.stack([relevance[name] for relevance in relevances]).mean(0)
+            values = torch.stack([relevance[name] for relevance in relevances])
+            means[name] = self._average(values)
         return means
 
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
-        """Draw from all components in turn.
+        """Draw from the components in turn, in proportion to their weights.
 
         Args:
             n: the number of draws.
@@ -94,21 +156,27 @@ class Mixture(Posterior):
             start: the number of the first draw.
 
         Returns:
-            Tensors by name, (n, *shape) each, and ``member``, (n,).
+            Tensors by name, (n, *shape) each, and ``member``, (n,). If the components have
+            different tensors: ``member``, ``index`` and ``seed``, (n,) each.
         """
         check_count(n)
-        count = len(self.components)
         seed = rng.integer(seed)
-        members = shuffled_indices(count, n, rng.fold(seed, "members"), start)
-        rounds = torch.arange(start, start + n) // count
+        members, indices = self._assign_draws(n, seed, start)
+        if self.tensors_differ:
+            return {MEMBER: members, INDEX: indices, SEED: torch.full_like(members, seed)}
         positions = []
         draws = []
         for number, component in enumerate(self.components):
-            index = (members == number).nonzero().flatten()
-            first = int(rounds[index[0]]) if len(index) else 0
-            component_seed = rng.fold(seed, "member", number)
-            draws.append(_draw_with_noise(component, len(index), component_seed, first))
-            positions.append(index)
+            position = (members == number).nonzero().flatten()
+            first = int(indices[position[0]]) if len(position) else 0
+            component_draws = component.sample(
+                len(position), rng.fold(seed, "member", number), first
+            )
+            for name, value in self._noise(component).items():
+                if name not in component_draws:
+                    component_draws[name] = value.expand(len(position), *value.shape)
+            draws.append(component_draws)
+            positions.append(position)
         order = torch.cat(positions).argsort()
         stacked: Params = {}
         for name in draws[0]:
@@ -116,24 +184,158 @@ class Mixture(Posterior):
             stacked[name] = values[order.to(values.device)]
         return stacked | {MEMBER: members.to(next(iter(stacked.values())).device)}
 
+    def _assign_draws(self, n: int, seed: int, start: int) -> tuple[Tensor, Tensor]:
+        """Return the component of each draw, and its number among the draws of this component."""
+        count = len(self.components)
+        if self.has_equal_weights:
+            members = shuffled_indices(count, n, rng.fold(seed, "members"), start)
+            return members, torch.arange(start, start + n) // count
+        members = allocate_draws(self.weights, start + n, rng.fold(seed, "members"))
+        one_hot = torch.nn.functional.one_hot(members, count)
+        indices = one_hot.cumsum(0).gather(1, members.unsqueeze(1)).squeeze(1) - 1
+        return members[start:], indices[start:]
+
+    def predict(
+        self,
+        x: object,
+        samples: int | None = None,
+        *,
+        seed: rng.Seed = 0,
+        chunk: int | None = None,
+        batch_size: int | None = None,
+    ) -> Predictive:
+        """Predict y at new inputs by all components, with their weights.
+
+        Components that predict in closed form do so whatever ``samples`` is, and points are
+        evaluated once.
+
+        Args:
+            x: a tensor (B, ...), a tuple or a mapping of them, or a DataLoader.
+            samples: the number of functions; by default 100, or all ``draws`` if there are fewer.
+                Component c has S·w_c of them, up to less than one.
+            seed: of the draws; 0 by default.
+            chunk: functions computed at a time; by default as many as fit.
+            batch_size: rows computed at a time; by default as many as fit.
+
+        Returns:
+            The predictive distribution of y.
+        """
+        if self._averages_equal_draws:
+            return super().predict(x, samples, seed=seed, chunk=chunk, batch_size=batch_size)
+        if samples is None:
+            samples = min(DEFAULT_SAMPLES, self.draws or DEFAULT_SAMPLES)
+        check_count(samples, "samples", 1)
+        device = next(iter(self.template().values())).device
+        seed = current().first(rng.integer(seed), device)
+        options = {"chunk": chunk, "batch_size": batch_size}
+        members, _ = self._assign_draws(samples, seed, 0)
+        positions = []
+        predictions = []
+        for number, component in enumerate(self.components):
+            position = (members == number).nonzero().flatten()
+            if len(position):
+                component_seed = rng.fold(seed, "member", number)
+                positions.append(position)
+                predictions.append(
+                    _predict_functions(component, x, len(position), component_seed, options)
+                )
+        likelihood, outputs = join_samples(predictions)
+        order = torch.cat(positions).argsort()
+        return self.apply_temperature(likelihood, outputs[order.to(outputs.device)])
+
+    @property
+    def _averages_equal_draws(self) -> bool:
+        """Whether ``predict`` can evaluate all draws with one likelihood, as an ensemble does."""
+        if self.tensors_differ or not self.has_equal_weights:
+            return False
+        has_drawn_noise = not self._noise_differs
+        return has_drawn_noise and not any(
+            component.temperature != 1.0 or component.predicts_without_draws
+            for component in self.components
+        )
+
     def mean(self) -> Params:
-        """Compute the mean of the components' means; rarely a good network."""
-        return {name: values.mean(0) for name, values in self._means().items()}
+        """Compute the mean of the components' means; rarely a good network.
+
+        Raises:
+            ValueError: if the components have different tensors.
+        """
+        self._check_shared_tensors("a mean")
+        return {name: self._average(values) for name, values in self._means().items()}
 
     def std(self) -> Params:
-        """Compute √(E[std²] + Var[mean]) over the components."""
+        """Compute √(E[std²] + Var[mean]) over the components.
+
+        Raises:
+            ValueError: if the components have different tensors.
+        """
+        self._check_shared_tensors("a standard deviation")
         component_stds = []
         for component in self.components:
-            noise = _noise(component)
+            noise = self._noise(component)
             points = {name: torch.zeros_like(value) for name, value in noise.items()}
             component_stds.append(points | component.std())
         means = self._means()
         stds = stack(component_stds)
         total: Params = {}
         for name in means:
-            variance = stds[name].square().mean(0) + means[name].var(0, correction=0)
+            deviation = means[name] - self._average(means[name])
+            variance = self._average(stds[name].square() + deviation.square())
             total[name] = variance.sqrt()
         return total
+
+    def by_chain(self, samples: int | None = None, seed: rng.Seed = 0) -> Params:
+        """Return draws as one chain; see ``Posterior.by_chain``.
+
+        Args:
+            samples: the number of draws; by default 1,000, or all ``draws`` if there are fewer.
+            seed: of the draws; 0 by default.
+
+        Raises:
+            ValueError: if the components have different tensors.
+        """
+        self._check_shared_tensors("chains of draws")
+        return super().by_chain(samples, seed)
+
+    def to_module(self, params: Params | None = None, *, seed: rng.Seed = None) -> nn.Module:
+        """Return a network with the tensors of a draw; see ``Posterior.to_module``.
+
+        Args:
+            params: a draw.
+            seed: of a draw to make.
+
+        Raises:
+            ValueError: without a draw and without a seed.
+        """
+        if seed is not None:
+            params = {name: value[0] for name, value in self.sample(1, seed).items()}
+        if params is None or MEMBER not in params or not self.tensors_differ:
+            return super().to_module(params)
+        return self.component(params).to_module(self._component_draw(params))
+
+    def _check_shared_tensors(self, name: str) -> None:
+        """Raise a ValueError for a statistic of tensors that the components do not share."""
+        if self.tensors_differ:
+            raise ValueError(
+                f"the components of this mixture have different tensors, so that it has no {name} "
+                "of them; take those of each component: [c for c in posterior.components]"
+            )
+
+    def _check_shared_outputs(self) -> None:
+        """Raise a ValueError if outputs of the components have different meanings."""
+        first, *rest = [component.target.likelihood_spec for component in self.components]
+        names = (*NOISE_FIELDS, "units")
+        if not all(_differ_only_in(names, first, likelihood) for likelihood in rest):
+            raise ValueError(
+                "the components of this mixture have different likelihoods, so that their outputs "
+                "cannot be compared; use posterior.predict(x), or the components one by one"
+            )
+
+    def _average(self, values: Tensor) -> Tensor:
+        """Return Σ_c w_c·value_c of values (C, ...)."""
+        if self.has_equal_weights:
+            return values.mean(0)
+        return torch.tensordot(self.weights.to(values), values, 1)
 
     @property
     def members(self) -> int:
@@ -154,15 +356,55 @@ class Mixture(Posterior):
             raise ValueError(
                 "a mixture of mixtures cannot be exported; export its components one by one"
             )
-        return self.component(draw).traceable(_without_member(draw), inputs)
+        if self.tensors_differ:
+            raise ValueError(
+                "a mixture over different tensors cannot be exported as one program; export its "
+                "components one by one, and average their answers with posterior.weights"
+            )
+        component = self.component(draw)
+        if component.temperature != 1.0:
+            raise ValueError(
+                f"a component has a temperature of {component.temperature:.3g}, which a program of "
+                "the mixture cannot apply; calibrate the mixture instead"
+            )
+        return component.traceable(_without_member(draw), inputs)
 
     def _means(self) -> Params:
         """Return the means of the components, a stack (C, *shape)."""
-        return stack([_noise(component) | component.mean() for component in self.components])
+        return stack([self._noise(component) | component.mean() for component in self.components])
+
+    @property
+    def _noise_differs(self) -> bool:
+        """Whether components with the same tensors have known noises of different sizes."""
+        first, *rest = [dict(c.target.likelihood.named_buffers()) for c in self.components]
+        return any(
+            buffers.keys() != first.keys()
+            or any(not torch.equal(value, buffers[name]) for name, value in first.items())
+            for buffers in rest
+        )
+
+    def _noise(self, component: Posterior) -> Params:
+        """Return the parameters of a component's likelihood that differ between components."""
+        likelihood = component.target.likelihood
+        values = {name: value.detach() for name, value in likelihood.named_parameters()}
+        if self._noise_differs:
+            values = no_grad_state(likelihood)
+        return {f"{NOISE}{name}": value for name, value in values.items()}
+
+    def _component_draw(self, params: Params) -> Params:
+        """Return the tensors of a draw, as its component has them."""
+        if INDEX not in params or not self.tensors_differ:
+            return _without_member(params)
+        seed = rng.fold(int(params[SEED]), "member", int(params[MEMBER]))
+        stacked = self.component(params).sample(1, seed, int(params[INDEX]))
+        return {name: value[0] for name, value in stacked.items()}
 
     def call(self, params: Params, *inputs: object) -> Tensor:
         """Compute the outputs of the component that a draw is from."""
-        return self.component(params).call(_without_member(params), *inputs)
+        self._check_shared_outputs()
+        draw = self._component_draw(params)
+        weights = {name: value for name, value in draw.items() if not name.startswith(NOISE)}
+        return self.component(params).call(weights, *inputs)
 
     def dry_run(self, inputs: tuple[Any, ...]) -> DryRun:
         """Return whether any component is random; each divides its own rows."""
@@ -171,6 +413,11 @@ class Mixture(Posterior):
 
     def outputs(self, stack: Params, inputs: tuple[Any, ...], rows: int | None = None) -> Tensor:
         """Compute the outputs of all draws, those of each component together."""
+        self._check_shared_outputs()
+        if self.tensors_differ:
+            count = len(stack[MEMBER])
+            functions = [{name: value[s] for name, value in stack.items()} for s in range(count)]
+            return torch.stack([self.call(draw, *inputs) for draw in functions])
         members = stack[MEMBER]
         weights = _without_member(stack)
         positions = []
@@ -191,43 +438,188 @@ class Mixture(Posterior):
             component_tensors, component_config = component.state()
             for name, value in component_tensors.items():
                 tensors[f"{number}.{name}"] = value
+            if self.networks_differ:
+                component_config["base"] = component.target.base()
             configs.append(component_config)
-        config = {
+        config: dict[str, Any] = {
             "kind": self.kind,
             "components": configs,
             "history": self.history,
             "stopped": self.stopped,
         }
+        if not self.has_equal_weights:
+            config["weights"] = self.weights.tolist()
+        if self.networks_differ:
+            config[NETWORKS_DIFFER] = True
         return tensors, config | temperature_state(self)
 
     @classmethod
-    def restore(cls, saved: SavedState, net: nn.Module) -> Mixture:
-        """Return the posterior with a ``state``, see ``Posterior.restore``."""
+    def restore(cls, saved: SavedState, net: nn.Module | Sequence[nn.Module]) -> Mixture:
+        """Return the posterior with a ``state``, see ``Posterior.restore``.
+
+        Args:
+            saved: the state, read from a file.
+            net: the network of all components, or a list with one for each.
+        """
+        configs = saved.config["components"]
+        nets = _nets_of_components(saved, net)
         components = []
-        for number, config in enumerate(saved.config["components"]):
-            component = replace(saved, tensors=saved.group(str(number)), config=config)
-            components.append(restore_posterior(component, net))
-        return cls(components, saved.config["history"])
+        for number, (config, component_net) in enumerate(zip(configs, nets, strict=True)):
+            state = replace(saved, tensors=saved.group(str(number)), config=config)
+            component = restore_posterior(state, component_net)
+            if "base" in config:
+                check_base(component.target, config["base"], saved.path)
+            components.append(component)
+        return cls(components, saved.config.get("weights"), saved.config["history"])
 
     def __repr__(self) -> str:
-        return f"Mixture of {len(self.components)}: {self.components[0]!r}, ..."
+        if self.has_equal_weights:
+            return f"Mixture of {len(self.components)}: {self.components[0]!r}, ..."
+        terms = [
+            f"{weight:.3g} {component!r}"
+            for weight, component in zip(self.weights.tolist(), self.components, strict=True)
+        ]
+        return f"Mixture({' + '.join(terms)})"
 
 
-def _draw_with_noise(component: Posterior, n: int, seed: rng.Seed, start: int) -> Params:
-    """Draw from a component, with the learned noise where it draws none."""
-    draws = component.sample(n, seed, start)
-    for name, value in _noise(component).items():
-        if name not in draws:
-            draws[name] = value.expand(n, *value.shape)
-    return draws
+def allocate_draws(weights: Tensor, n: int, seed: rng.Seed) -> Tensor:
+    """Return which component each of n draws is from, in proportion to the weights.
+
+    Among the first S draws the number of component c is within less than 1 of S·w_c, for every S.
+    The first draw is of component c with probability w_c; then each takes the component whose
+    quota runs out first, among those that are behind theirs (Tijdeman 1980, "The chairman
+    assignment problem").
+
+    Args:
+        weights: w, (C,), with the sum 1.
+        n: the number of draws.
+        seed: of the first draw.
+
+    Returns:
+        Numbers of components, (n,).
+    """
+    shares = weights.tolist()
+    counts = [0] * len(shares)
+    members: list[int] = []
+    position = float(rng.uniform(1, (), weights, seed)[0])
+    for draw in range(1, n + 1):
+        if draw == 1:
+            inside = int((weights.cumsum(0) <= position).sum())
+            member = min(inside, len(shares) - 1)
+        else:
+            behind = [c for c, share in enumerate(shares) if counts[c] < draw * share]
+            member = min(behind, key=lambda c: (counts[c] + 1) / shares[c])
+        counts[member] += 1
+        members.append(member)
+    return torch.tensor(members, dtype=torch.long)
+
+
+def _predict_functions(
+    component: Posterior, x: object, count: int, seed: rng.Seed, options: dict[str, Any]
+) -> Sampled:
+    """Return the likelihood of a component, and its outputs as ``count`` functions.
+
+    A closed form stands for all of them, and the points of a list are repeated.
+    """
+    samples = component.draws_to_average(count)
+    predictive = component.predict(x, samples, seed=seed, **options)
+    order = torch.arange(count) % len(predictive.outputs)
+    return predictive.likelihood, predictive.outputs[order.to(predictive.outputs.device)]
+
+
+def _normalize_weights(weights: Sequence[float] | Tensor | None, count: int) -> Tensor:
+    """Return weights with the sum 1 in float64, equal ones for None."""
+    if weights is None:
+        return torch.full((count,), 1 / count, dtype=torch.float64)
+    values = torch.as_tensor(weights, dtype=torch.float64).detach().cpu()
+    if values.shape != (count,):
+        raise ValueError(
+            f"{count} components need {count} weights, got {tuple(values.shape)} numbers"
+        )
+    total = float(values.sum())
+    if not bool((values >= 0).all()) or not 0 < total < math.inf:
+        raise ValueError(
+            "the weights of a mixture must not be negative, and their sum must be positive and "
+            f"finite, got {values.tolist()}"
+        )
+    return values if abs(total - 1) < 1e-12 else values / total
+
+
+def _check_targets(components: Sequence[Posterior]) -> None:
+    """Raise a ValueError unless all components predict a y of one kind."""
+    supports = {
+        type(component.target.likelihood).__name__: component.target.likelihood.support
+        for component in components
+    }
+    if len(set(supports.values())) > 1:
+        described = ", ".join(f"{name}: {support}" for name, support in supports.items())
+        raise ValueError(
+            f"the components of a mixture must predict the same y, got likelihoods of {described}; "
+            "fit all of them to the same targets"
+        )
+
+
+def _share_network(a: Posterior, b: Posterior) -> bool:
+    """Return whether two components are of the same network, so that a file needs it once."""
+    if isinstance(a, Mixture) or isinstance(b, Mixture):
+        mixtures = [posterior for posterior in (a, b) if isinstance(posterior, Mixture)]
+        if any(mixture.networks_differ for mixture in mixtures):
+            return False
+    net_a = a.target.net
+    net_b = b.target.net
+    if type(net_a) is not type(net_b) or repr(net_a) != repr(net_b):
+        return False
+    return _shapes(dict(net_a.named_parameters())) == _shapes(dict(net_b.named_parameters()))
+
+
+def _share_tensors(a: Posterior, b: Posterior) -> bool:
+    """Return whether draws of two components can be stacked, and differ in noise at most."""
+    has_same_shapes = _shapes(_weights(a)) == _shapes(_weights(b))
+    likelihoods = (a.target.likelihood_spec, b.target.likelihood_spec)
+    return has_same_shapes and _differ_only_in(NOISE_FIELDS, *likelihoods)
+
+
+def _differ_only_in(names: Sequence[str], a: Likelihood, b: Likelihood) -> bool:
+    """Return whether two likelihoods are equal but for some of their fields."""
+    if a == b:
+        return True
+    if type(a) is not type(b) or not is_dataclass(a):
+        return False
+    compared = [field.name for field in fields(a) if field.name not in names]
+    return all(getattr(a, name) == getattr(b, name) for name in compared)
+
+
+def _weights(component: Posterior) -> Params:
+    """Return the template of a component without the parameters of the likelihood."""
+    template = component.template()
+    return {name: value for name, value in template.items() if not name.startswith(NOISE)}
+
+
+def _shapes(tensors: Params) -> dict[str, torch.Size]:
+    """Return the shapes of tensors by name."""
+    return {name: value.shape for name, value in tensors.items()}
+
+
+def _nets_of_components(
+    saved: SavedState, net: nn.Module | Sequence[nn.Module]
+) -> Sequence[nn.Module]:
+    """Return the network of each component of a file, or raise a FileError that asks for them."""
+    count = len(saved.config["components"])
+    if isinstance(net, nn.Module):
+        if saved.config.get(NETWORKS_DIFFER, False):
+            raise FileError(
+                f"{saved.path} is a mixture over {count} networks that differ, got one; pass a "
+                "list with the network of each component, in their order: load(path, [net, other])"
+            )
+        return [net] * count
+    if len(net) != count:
+        raise FileError(
+            f"{saved.path} is a mixture of {count} components, got a list of {len(net)} networks; "
+            "pass one for each component, in their order"
+        )
+    return net
 
 
 def _without_member(params: Params) -> Params:
     """Return a draw without the tensor that says which component it is from."""
     return {name: value for name, value in params.items() if name != MEMBER}
-
-
-def _noise(component: Posterior) -> Params:
-    """Return the learned parameters of the likelihood of a component."""
-    parameters = component.target.likelihood.named_parameters()
-    return {f"{NOISE}{name}": value.detach() for name, value in parameters}

@@ -32,7 +32,7 @@ from bayou.network.target import Target
 from bayou.network.units import Units
 from bayou.posteriors.checks import Checks, check_history
 from bayou.posteriors.contents import check_contents, check_restored
-from bayou.posteriors.state import SavedState, check_base, with_state
+from bayou.posteriors.state import SavedState, check_base, is_in_file, with_state
 from bayou.priors import BoundPrior, BoundUnitNormal, Prior
 from bayou.training.inputs import gather_shards
 from bayou.training.ranks import current
@@ -397,6 +397,25 @@ class Posterior(ABC):
         return None
 
     @property
+    def builds_network(self) -> bool:
+        """Whether ``restore`` makes the network from the file, so that any is right."""
+        return is_in_file(self.target.net)
+
+    def draws_to_average(self, most: int) -> int | None:
+        """Return how many functions a prediction needs, for ``predict(x, samples)``.
+
+        Args:
+            most: the largest number.
+
+        Returns:
+            None for a closed form, which functions would only approximate; all ``draws`` where
+            there are fewer than ``most``; otherwise ``most``.
+        """
+        if self.predicts_without_draws:
+            return None
+        return min(most, self.draws or most)
+
+    @property
     def members(self) -> int:
         """The number of points or components, whose mean is none of them; 1 for any other."""
         return self.draws or 1
@@ -409,7 +428,7 @@ class Posterior(ABC):
 
     @classmethod
     @abstractmethod
-    def restore(cls, saved: SavedState, net: nn.Module) -> Posterior:
+    def restore(cls, saved: SavedState, net: Any) -> Posterior:
         """Return the posterior with a ``state``.
 
         Args:
@@ -496,7 +515,7 @@ class Posterior(ABC):
                 for key, value in record.items()
             }
 
-        self.target = self.target.in_units(units.output.scale)
+        self.target = self.target.in_units(units.output.scale, is_log=units.is_log)
         self.history = [convert(record) for record in self.history]
         if self.mixing is not None:
             self.mixing = convert(self.mixing)
@@ -647,12 +666,12 @@ def check_count(value: object, name: str = "n", least: int = 0) -> None:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
-def restore_posterior(saved: SavedState, net: nn.Module) -> Posterior:
+def restore_posterior(saved: SavedState, net: nn.Module | Sequence[nn.Module]) -> Posterior:
     """Return the posterior with a state, of any class; one draw is made as a test.
 
     Args:
         saved: the state, read from a file.
-        net: the network it was fitted to.
+        net: the network it was fitted to; of a mixture also a list, one for each component.
 
     Raises:
         FileError: if the state is not that of a posterior, or of another network.
@@ -664,21 +683,32 @@ def restore_posterior(saved: SavedState, net: nn.Module) -> Posterior:
         raise FileError(
             f"{saved.path} holds a {kind!r}, not a posterior; expected one of {', '.join(classes)}"
         )
+    has_many = not isinstance(net, nn.Module)
+    if has_many and kind != "mixture":
+        raise FileError(
+            f"{saved.path} is not a mixture, so that it has one network, got a list; pass it alone"
+        )
     # With options the error may be in them, and then it is raised as it is.
     with nullcontext() if saved.options else making("posterior", saved.path):
-        device = next(net.parameters()).device
-        tensors = {name: value.to(device) for name, value in saved.tensors.items()}
-        saved = replace(saved, tensors=tensors, config=config)
+        if isinstance(net, nn.Module):
+            device = next(net.parameters()).device
+            tensors = {name: value.to(device) for name, value in saved.tensors.items()}
+            saved = replace(saved, tensors=tensors)
+        saved = replace(saved, config=config)
         check_contents(saved)
-        net = with_output(net, saved.spec("output", object))
+        if isinstance(net, nn.Module):
+            net = with_output(net, saved.spec("output", object))
         posterior = classes[kind].restore(saved, net)
         posterior.stopped = config["stopped"]
         posterior.temperature = config.get("temperature", 1.0)
-        check_restored(posterior, saved, net)
+        if isinstance(net, nn.Module):
+            check_restored(posterior, saved, net)
     return posterior
 
 
-def load(path: StrPath, net: nn.Module | None = None, **options: Any) -> Posterior:
+def load(
+    path: StrPath, net: nn.Module | Sequence[nn.Module] | None = None, **options: Any
+) -> Posterior:
     """Read the posterior in a file that ``posterior.save`` wrote.
 
     A file holds tensors and settings, but no code: the network has to be built first, as it was for
@@ -688,7 +718,8 @@ def load(path: StrPath, net: nn.Module | None = None, **options: Any) -> Posteri
         path: of the file.
         net: the network that it was fitted to. Of parameters that were fitted only the shapes
             matter; those that were frozen are not in the file and must have the same values (a
-            digest tells). It is not changed, and its frozen parameters are shared.
+            digest tells). It is not changed, and its frozen parameters are shared. Of a mixture
+            over different networks, a list of them in the order of its components.
         options: ``prior``, ``likelihood``, ``rules`` or ``output`` of the fit, if they have
             functions or classes of the user, which a file cannot hold.
 
@@ -707,7 +738,9 @@ def load(path: StrPath, net: nn.Module | None = None, **options: Any) -> Posteri
         posterior = bayou.load("posterior.bayou", net)
         posterior.predict(x).mean
     """
-    if not isinstance(path, str | os.PathLike) or not isinstance(net, nn.Module):
+    nets = list(net) if isinstance(net, list | tuple) else [net]
+    has_nets = bool(nets) and all(isinstance(item, nn.Module | list | tuple) for item in nets)
+    if not isinstance(path, str | os.PathLike) or net is None or not has_nets:
         raise ValueError(
             "load needs the name of a file and the network that was fitted, got "
             f"load({type(path).__name__}, {type(net).__name__}); a file holds tensors and no code, "

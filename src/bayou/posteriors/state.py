@@ -17,10 +17,13 @@ from bayou.likelihoods import Likelihood
 from bayou.network import Network, output_of, shared_copy
 from bayou.network.target import Target
 from bayou.network.units import Units, units_of, with_units
+from bayou.networks import TableNetwork
 from bayou.priors import Prior
 
 if TYPE_CHECKING:
     from bayou.posteriors.posterior import Posterior
+
+NETWORK = "network"  # an entry of files whose network was made by a method
 
 
 def target_state(
@@ -53,6 +56,8 @@ def target_state(
     units = units_of(target.net)
     if units is not None and units.is_active:
         config["units"] = units.to_json()
+    if isinstance(target.net, TableNetwork) and target.net.is_in_files:
+        config[NETWORK] = target.net.to_json()
     all_groups = {
         "likelihood": no_grad_state(target.likelihood),
         "net": _changed_buffers(target, posterior.network),
@@ -63,6 +68,15 @@ def target_state(
         for name, value in values.items():
             tensors[f"{group}.{name}"] = value
     return tensors, config
+
+
+def is_in_file(net: nn.Module) -> bool:
+    """Return whether a file contains the description of a network, because a method made it.
+
+    Args:
+        net: of a target.
+    """
+    return isinstance(net, TableNetwork) and net.is_in_files
 
 
 def _shapes(net: nn.Module) -> dict[str, list[int]]:
@@ -117,12 +131,14 @@ class SavedState:
         """Return the target for the network it was fitted to.
 
         Args:
-            net: the network.
+            net: the network; any, where the file describes its own.
 
         Raises:
             FileError: if the network is another one, or a spec cannot be read.
         """
         config = self.config
+        if NETWORK in config:
+            net = self._described_network(net)
         shapes = _shapes(net)
         for name in (*config["shapes"], *shapes):
             if shapes.get(name) != config["shapes"].get(name):
@@ -146,6 +162,16 @@ class SavedState:
         target = Target.build(net, likelihood, prior, config["n"])
         self.load_into(target.likelihood, self.group("likelihood"), "likelihood")
         return target
+
+    def _described_network(self, net: nn.Module) -> TableNetwork:
+        """Return the network that the file describes, in the dtype and on the device of another."""
+        try:
+            described = TableNetwork.from_json(self.config[NETWORK])
+        except ValueError as error:
+            raise FileError(f"{self.path}: {error}") from None
+        described.is_in_files = True
+        parameter = next(net.parameters())
+        return described.to(device=parameter.device, dtype=parameter.dtype)
 
     def network(self, target: Target) -> Network:
         """Return the network as a function, with the buffers that it had.
