@@ -14,8 +14,9 @@ from torch.testing import assert_close
 import bayou
 from bayou import flows
 from bayou.core import rng
+from bayou.guides.conditional import gain_kl
 from bayou.guides.guide import KL
-from bayou.guides.multiplicative import Conjugate, gain_kl
+from bayou.guides.multiplicative import Conjugate
 from bayou.priors import BoundNormal
 
 DOUBLE = torch.float64

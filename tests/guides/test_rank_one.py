@@ -10,6 +10,7 @@ from torch.distributions import Normal, kl_divergence
 from torch.testing import assert_close
 
 import bayou
+from bayou.core.specs import to_json
 from bayou.guides import RankOne
 from bayou.guides.nodes import MemberGuide
 
@@ -111,3 +112,17 @@ def test_a_weight_whose_rows_cannot_have_members_of_their_own_is_an_error():
     for bad in ({"members": 0}, {"std": -1.0}, {"spread": 0.0}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             RankOne(**bad)
+
+
+def test_biases_have_members_where_asked_for():
+    x = torch.randn(6, 4, dtype=torch.float64)
+    torch.manual_seed(0)
+    net = nn.Linear(4, 2).double()
+    bnn = bayou.bayesianize(net, RankOne(K, biases=True), example=x)
+    draws = bnn.sample(K, seed=0)
+    assert draws["bias"].std(0).min() > 1e-3
+    members = torch.stack([F.linear(x, draws["weight"][k], draws["bias"][k]) for k in range(K)])
+    rows = torch.arange(len(x))
+    assert_close(bnn.draw(examples=len(x))(x), members[rows % K, rows])
+    written = to_json(RankOne(K))
+    assert "biases" not in written["fields"]  # older files keep their identity

@@ -295,7 +295,8 @@ ARGUMENTS = [
         {"method": 3},
         r"method must be a name such as 'mnf' or a Method such as VI\(MNF\(\)\), got 3$",
     ),
-    ({"likelihood": "gaussian"}, r"likelihood must be a Likelihood such as .* got 'gaussian'"),
+    ({"likelihood": 0.1}, r"likelihood must be a Likelihood such as .* got 0.1"),
+    ({"likelihood": "gausian"}, r"no likelihood 'gausian' \(did you mean 'gaussian'\?\)"),
 ]
 
 

@@ -137,7 +137,8 @@ def test_steps_of_the_optimizer_are_those_of_the_method():
     optimizer = IVONOptimizer(net.parameters(), 0.1, n=21, prior_std=0.5, beta2=0.9, **settings)
     bnn = bayou.bayesianize(linear(np.zeros(4)), bayou.MeanField(), prior=bayou.Normal(0.5))
     guide = bnn.guides[0]
-    reference = OnlineNewton([guide], [], 21, IVON(lr=0.1, **settings), 0.9)
+    gaussian = guide.conditional_gaussian()
+    reference = OnlineNewton([gaussian], {}, 21, IVON(lr=0.1, **settings), 0.9)
     for _ in range(5):
         mean = net.weight.detach().clone()
         with optimizer.sampled_params(train=True):

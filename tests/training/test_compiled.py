@@ -251,7 +251,7 @@ def test_a_recorded_function_equals_the_function(device, compile, monkeypatch):
 @pytest.mark.parametrize(
     ("module", "method"),
     [
-        ("langevin", bayou.SGHMC(steps=40, chains=2, lr=1e-4, burn_in=0, draws=40)),
+        ("gradient_chains", bayou.SGHMC(steps=40, chains=2, lr=1e-4, burn_in=0, draws=40)),
         ("mclmc", bayou.MCLMC(stochastic=True, steps=4, chains=2, warmup=0, draws=10, adapt=False)),
     ],
 )

@@ -94,6 +94,10 @@ class Covariance(ABC):
         """
         raise ValueError(f"a {self.kind} covariance is not made of independent parts")
 
+    def as_matrix(self) -> Covariance:
+        """Return Σ in the structure from which Laplace of the next task continues."""
+        return self
+
     def log_prob(self, deviation: Params) -> Tensor:
         """Return log N(d; 0, Σ) = −½·(dᵀ Σ⁻¹ d + log |Σ| + D·log 2π).
 

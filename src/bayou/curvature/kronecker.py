@@ -128,6 +128,13 @@ class KroneckerSum(Sum):
             return
         _add(self.outputs, layer, self.layers[layer].output_factor(g))
 
+    def receive_information(self, layer: LayerCall, total: Tensor) -> bool:
+        """Add Σ_n H_n to the factor G of a layer: Σ g·gᵀ over all columns of H."""
+        if layer not in self.layers:
+            return False
+        _add(self.outputs, layer, total.unsqueeze(0))
+        return True
+
     def receive_row_gradients(self, gradients: Params) -> None:
         """Add to the squares of tensors without a layer."""
         self.rest.receive_row_gradients(gradients)

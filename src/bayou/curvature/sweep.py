@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from bayou.core import rng
 from bayou.core.interception import Intercept
 from bayou.core.params import Params
 from bayou.curvature.information import CurvatureType, information
-from bayou.curvature.layers import LayerCall, is_supported, layer_of
+from bayou.curvature.layers import AffineCall, LayerCall, is_supported, layer_of
 from bayou.likelihoods import BoundLikelihood
 from bayou.network import Call, PlainAttention, VmapOrLoop, Watch, check_tensor, close, rows_of
 
@@ -95,6 +96,18 @@ class Sum(ABC):
             gradients: (rows, *shape) each.
         """
 
+    def receive_information(self, layer: LayerCall, total: Tensor) -> bool:
+        """Receive Σ_n H_n of a layer whose outputs are those of the network, and no other layer.
+
+        Args:
+            layer: the layer, the only one of the plan, with one position for each example.
+            total: Σ_n H_n, (K, K).
+
+        Returns:
+            Whether the gradients are not needed: for a sum of g·gᵀ this is all.
+        """
+        return False
+
     def finish_column(self) -> None:  # noqa: B027 (optional)
         """Finish a column of H, after all its gradients."""
 
@@ -147,6 +160,11 @@ class LayerProbe:
         self.layers = {id(params[name]): layer for name, layer in plan.layers.items()}
         # zeros at which a graph begins; the weights themselves need no gradient
         self.roots: list[Tensor] = []
+        self.last_layer: LayerCall | None = None
+        # the output of the last layer, and the number of changes in place; a graph with a hook that
+        # refers to itself would never be freed
+        self.last_output: weakref.ref[Tensor] | None = None
+        self.last_version = 0
 
     def call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call an operation of torch, and pass what is known of a layer to the sum.
@@ -183,7 +201,25 @@ class LayerProbe:
 
         # A hook, not a reference to the output: an activation in place may overwrite it.
         out.register_hook(pass_gradient)
+        self.last_layer = layer
+        self.last_output = weakref.ref(out)
+        self.last_version = out._version
         return out
+
+    def output_layer(self, f: Tensor) -> LayerCall | None:
+        """Return the layer whose outputs are those of the network, if it is the only one planned.
+
+        Args:
+            f: the outputs of the network.
+        """
+        layer = self.last_layer
+        is_alone = set(self.plan.layers.values()) == {layer} and not self.plan.other
+        output = None if self.last_output is None else self.last_output()
+        is_output = f is output and f._version == self.last_version
+        is_of_rows = f.ndim == 2 and len(f) == self.rows
+        if is_alone and is_output and is_of_rows and isinstance(layer, AffineCall):
+            return layer
+        return None
 
 
 @torch.no_grad()
@@ -416,6 +452,10 @@ class Sweep:
         if self.plan.other:
             row_f, row_params = self._call_by_row(inputs, len(y))
         h = information(self.likelihood, f, y, self.kind, self.samples, seed)
+        layer = probe.output_layer(f)
+        total = None if layer is None else h.total()
+        if layer is not None and total is not None and sums.receive_information(layer, total):
+            return f.detach()
         for column in h.columns():
             if probe.roots:
                 torch.autograd.grad(f, probe.roots, column, retain_graph=True, allow_unused=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bayou.core import rng
-from bayou.likelihoods import BoundLikelihood, HeteroscedasticGaussian
+from bayou.likelihoods import BoundLikelihood, BoundLog, HeteroscedasticGaussian, Log
 from bayou.likelihoods.predictive import Predictive
 
 Baseline = Callable[[Any], Predictive]  # inputs (B, ...) to a prediction of one function
@@ -29,9 +29,9 @@ def baselines(
     """Fit a constant and, for inputs that are one tensor of numbers, a linear prediction of y.
 
     Numbers: N(mean, variance) of y; a ridge regression whose penalty has the least leave-one-out
-    error, with its predictive variance σ²·(1 + xᵀ(XᵀX + λ)⁻¹x). Classes and counts: the
-    frequencies; a logistic (Poisson) regression on standardized inputs with a N(0, 1) prior. In
-    float64, on the CPU.
+    error, with its predictive variance σ²·(1 + xᵀ(XᵀX + λ)⁻¹x); of a log-normal y the same for
+    log y. Classes, counts, times: the frequencies; a logistic (Poisson, Weibull, ...) regression on
+    standardized inputs with a N(0, 1) prior. In float64, on the CPU.
 
     Args:
         likelihood: p(y | f) of the posterior that is compared with them.
@@ -54,8 +54,12 @@ def baselines(
             x = x[indices.to(x.device)]
         y = y[indices]
     y = y.detach().cpu()
-    likelihood = copy.deepcopy(likelihood).cpu().double().requires_grad_(False)
-    fit = _fit_ridge if likelihood.support == "real" else _generalized_fit(likelihood, outputs)
+    likelihood = copy.deepcopy(likelihood).cpu().double()
+    fit = _generalized_fit(likelihood, outputs)
+    if isinstance(likelihood, BoundLog):
+        fit = _fit_log_ridge
+    elif likelihood.support == "real" and likelihood.is_linear_in_y:
+        fit = _fit_ridge
     no_inputs = _Design(torch.zeros(len(y), 0, dtype=torch.float64))
     fitted = {"constant": _predict_on(no_inputs, fit(no_inputs.train, y))}
     if isinstance(x, Tensor) and x.is_floating_point() and 0 < x[0].numel() <= MAX_COLUMNS:
@@ -126,36 +130,49 @@ def _fit_ridge(x: Tensor, y: Tensor) -> DesignBaseline:
     return predict
 
 
+def _fit_log_ridge(x: Tensor, y: Tensor) -> DesignBaseline:
+    """Fit a ridge regression of log y."""
+    predict_log = _fit_ridge(x, y.double().log())
+    likelihood = Log(HeteroscedasticGaussian()).bind(dtype=torch.float64)
+    return lambda new_x: Predictive(likelihood, predict_log(new_x).outputs)
+
+
 def _generalized_fit(
     likelihood: BoundLikelihood, outputs: Sequence[int]
 ) -> Callable[[Tensor, Tensor], DesignBaseline]:
     """Return the fit of f = W·x + b under a likelihood: its mode by L-BFGS.
 
-    The prior is W ~ N(0, 1) and b ~ N(0, 10²).
+    The prior is W ~ N(0, 1) and b ~ N(0, 10²). Parameters of the likelihood that are learned are
+    learned here, too.
     """
 
     def fit(x: Tensor, y: Tensor) -> DesignBaseline:
         width = math.prod(outputs)
+        of_rows = copy.deepcopy(likelihood)
+        learned = [value for value in of_rows.parameters() if value.requires_grad]
         weights = torch.zeros(x.shape[1], width, dtype=torch.float64, requires_grad=True)
         bias = torch.zeros(1, width, dtype=torch.float64, requires_grad=True)
-        optimizer = torch.optim.LBFGS([weights, bias], max_iter=200, line_search_fn="strong_wolfe")
+        optimizer = torch.optim.LBFGS(
+            [weights, bias, *learned], max_iter=200, line_search_fn="strong_wolfe"
+        )
 
         def loss() -> float:
             optimizer.zero_grad()
             f = (x @ weights + bias).reshape(len(x), *outputs)
             prior = 0.5 * weights.square().sum() + 0.005 * bias.square().sum()
-            value = prior - likelihood.log_prob(f, y).sum()
+            value = prior - of_rows.log_prob(f, y).sum()
             value.backward()
             return float(value.detach())
 
         with torch.enable_grad():
             optimizer.step(loss)
+        of_rows.requires_grad_(False)
         mode_weights = weights.detach()
         mode_bias = bias.detach()
 
         def predict(new_x: Tensor) -> Predictive:
             f = new_x @ mode_weights + mode_bias
-            return Predictive(likelihood, f.reshape(1, len(new_x), *outputs))
+            return Predictive(of_rows, f.reshape(1, len(new_x), *outputs))
 
         return predict
 

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from bayou.core import rng
 from bayou.flows import Side
+from bayou.guides.conditional import gain_kl, rows
 from bayou.guides.guide import KL, Gain, Guide, Weight, gaussian_log_prob
 from bayou.guides.implicit import ImplicitGuide
-from bayou.guides.multiplicative import Conjugate, Multiplicative, gain_kl, rows
+from bayou.guides.multiplicative import Conjugate, Multiplicative
 from bayou.metrics import standard_error
 from bayou.posteriors.guided import Bayesian
 from bayou.posteriors.posterior import Posterior, check_count

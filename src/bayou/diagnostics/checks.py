@@ -136,9 +136,7 @@ def check_after_fit(
         seed: the seed of the draws of the posterior.
     """
     try:
-        draws = None
-        if not posterior.predicts_without_draws:
-            draws = min(MAX_CHECK_DRAWS, posterior.draws or MAX_CHECK_DRAWS)
+        draws = posterior.draws_to_average(MAX_CHECK_DRAWS)
         x, y = some_rows(train, MAX_BASELINE_ROWS, seed)
         held_out = None if held_out is None else some_rows(held_out, MAX_CHECKED_ROWS, seed)
         outputs = posterior.predict(_first_rows(x, 1), 1, seed=seed).outputs.shape[2:]
@@ -367,7 +365,8 @@ def _is_flat(p: Predictive, y: Tensor) -> bool:
     if p.likelihood.support == "classes":
         mean_distance = (mean - mean.mean(0)).abs().sum(1).mean()
         return bool(mean_distance < 2 * MIN_VARIANCE_SHARE)
-    target_variance = y.double().reshape(len(y), -1).var(0).mean()
+    values = p.likelihood.labels(y)[0].double().reshape(len(y), -1)
+    target_variance = values.var(0).mean()
     return bool(mean.var(0).mean() < MIN_VARIANCE_SHARE * target_variance)
 
 
@@ -407,6 +406,13 @@ def _outputs_by_chain(posterior: Posterior, inputs: tuple[Any, ...]) -> Tensor:
 
 def _check_coverage(p: Predictive, y: Tensor) -> Check:
     """Compare the coverage of intervals with their level."""
+    values, is_known = p.likelihood.labels(y)
+    if not bool(is_known.all()):
+        censored = float((~is_known).double().mean())
+        description = f"not compared with the level, since {censored:.0%} of the rows are censored"
+        return Check("coverage", "ok", description)
+    p = Predictive(*p.likelihood.for_targets(p.outputs, y))
+    y = values
     share = metrics.coverage(p, y, LEVEL)
     rows = len(y)
     error = math.sqrt(LEVEL * (1 - LEVEL) / rows)

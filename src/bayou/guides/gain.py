@@ -60,6 +60,13 @@ class GainFlow(nn.Module):
             return base.mean, base.log_std.exp()
         return 1.0, self.std
 
+    @property
+    def locations(self) -> tuple[nn.Parameter, ...]:
+        """Return the parameters in units of z, (..., D); none for a flow of another dimension."""
+        mean = self.base.mean
+        has_units_of_z = self.square or self.transform is None
+        return (mean,) if has_units_of_z and isinstance(mean, nn.Parameter) else ()
+
     def draw(self, n: int, seed: rng.Seed = None, start: int = 0) -> tuple[Tensor, Tensor]:
         """Draw z (n, D), with log q(z) (n,).
 

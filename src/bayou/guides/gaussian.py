@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -13,6 +13,7 @@ from bayou.core import rng
 from bayou.core.params import Params, flatten
 from bayou.curvature.joint import JointNormal
 from bayou.curvature.swag import LowRankPlusDiagonal
+from bayou.guides.conditional import ConditionalGaussian
 from bayou.guides.guide import (
     KL,
     Draw,
@@ -75,6 +76,9 @@ class Delta(GuideSpec):
     penalty: bool = False
     learn: bool = True
 
+    def for_natural_gradients(self, std: float, local: Local) -> Delta:
+        return self
+
     def build(self, tensors: Tensors) -> PointGuide:
         return PointGuide(tensors, self.penalty, self.learn)
 
@@ -106,6 +110,9 @@ class Factorized(TensorGuide):
         if kl is None:  # no closed form: Monte Carlo, with the sampled weights themselves
             kl = gaussian_log_prob(sampled, self.center, std) - self.prior.log_prob(sampled)
         return Draw({self.name: weight if local else sampled}, kl.expand(n))
+
+    def conditional_gaussian(self) -> ConditionalGaussian:
+        return ConditionalGaussian(self.name, self.center, self.log_std, self.prior)
 
     def log_prob(self, params: Params) -> Tensor:
         w = params[self.name]
@@ -160,6 +167,9 @@ class MeanField(GuideSpec):
 
     def __post_init__(self) -> None:
         self._check_positive("std")
+
+    def for_natural_gradients(self, std: float, local: Local) -> MeanField:
+        return replace(self, std=std, local=local)
 
     def build(self, tensors: Tensors) -> Factorized:
         return Factorized(tensors, self.std)

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from bayou.core.specs import Checked
 from bayou.flows import Ladj, Side
 from bayou.network import Layout, Network
 from bayou.priors import BoundPrior, DensityPrior, Prior, joint_rules
+
+if TYPE_CHECKING:
+    from bayou.guides.conditional import ConditionalGaussian
 
 Local = bool | Literal["positions"]
 
@@ -147,6 +150,18 @@ class Weight:
         return noise.mul_(self.std).add_(center)  # in place, to save a second tensor (n, *shape)
 
 
+class GainDraw(NamedTuple):
+    """Draws of random gains z, given which the tensor is Gaussian.
+
+    Args:
+        z: (n, D).
+        kl: the terms of the KL besides KL(q(W|z) ‖ p): log q(z) − log r(z|W), (n,).
+    """
+
+    z: Tensor
+    kl: Tensor
+
+
 @dataclass(frozen=True)
 class Draw:
     """n draws of a guide's tensors with the KL of each.
@@ -156,11 +171,13 @@ class Draw:
             drawn later.
         kl: the KL of each draw in nats, (n,).
         score: log-probability of discrete choices, (n,), for families trained by REINFORCE.
+        gains: of a tensor that is Gaussian given them; None without.
     """
 
     parts: dict[str, Tensor | Weight]
     kl: Tensor
     score: Tensor | None = None
+    gains: GainDraw | None = None
 
 
 class Unfolded(NamedTuple):
@@ -334,6 +351,13 @@ class Guide(nn.Module, ABC):
         params = unflatten(v, reference)
         log_q = self.log_prob(params | context)
         return None if log_q is None else Unfolded(params, log_q, -log_q)
+
+    def conditional_gaussian(self) -> ConditionalGaussian | None:
+        """Return q(W|z) with its parameters; None unless it is a factorized Gaussian.
+
+        z are the gains of one tensor W, if it has any.
+        """
+        return None
 
     @abstractmethod
     def mean(self) -> Params:
@@ -662,6 +686,17 @@ class GuideSpec(Checked, ABC):
             inputs: some rows of data, if available.
         """
         return network.names
+
+    def for_natural_gradients(self, std: float, local: Local) -> GuideSpec | None:
+        """Return this family for natural gradients; None where they are not possible.
+
+        A family has them if it is a point, or a factorized Gaussian given its gains.
+
+        Args:
+            std: the initial standard deviation.
+            local: whether noise is drawn at the output of a layer.
+        """
+        return None
 
     def for_vectors(self) -> GuideSpec:
         """Return the family of biases with this family of weights, if the user chose only one."""

@@ -199,7 +199,7 @@ def _call_with_gains(
     bias_rows: list[Tensor],
 ) -> Tensor:
     """Compute the output with factors for each row on the product with the weight and the bias."""
-    has_gains = bool(output_rows or bias_rows)
+    has_gains = len(output_rows) + len(bias_rows) > 0
     arguments = {"input": x, "weight": w, "bias": None if has_gains else b}
     output: Tensor = call.func(**(call.given | arguments))
     for z in output_rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -14,12 +14,14 @@ from bayou.core import rng
 from bayou.core.constants import LOG_2PI
 from bayou.core.params import Params
 from bayou.flows import Label, Ladj, Map, Side
+from bayou.guides.conditional import ConditionalGaussian, gain_kl, rows
 from bayou.guides.gain import GainFlow, GainSpec, product_moments
 from bayou.guides.gaussian import MeanField
 from bayou.guides.guide import (
     KL,
     Draw,
     Gain,
+    GainDraw,
     Guide,
     GuideSpec,
     Local,
@@ -31,20 +33,9 @@ from bayou.guides.guide import (
 )
 from bayou.guides.joint import FlowName, make_transform, push
 from bayou.priors import BoundNormal, DensityPrior, Prior
-from bayou.priors.base import squares
 
 # Draws of a gain for its mean (within 1.6 % of its std) and its std (within 1.1 %).
 MOMENT_DRAWS = 4096
-
-
-def rows(weight: Tensor, axis: int) -> Tensor:
-    """Return the weight as a matrix (D, J) whose rows run along ``axis``.
-
-    Args:
-        weight: the weight.
-        axis: an axis of size D.
-    """
-    return weight.movedim(axis, 0).reshape(weight.shape[axis], -1)
 
 
 class Auxiliary(nn.Module, ABC):
@@ -55,6 +46,11 @@ class Auxiliary(nn.Module, ABC):
     """
 
     label = Label()
+
+    @property
+    def locations(self) -> tuple[nn.Parameter, ...]:
+        """Return the parameters in units of z, (..., D): none."""
+        return ()
 
     @abstractmethod
     def forward(
@@ -104,6 +100,10 @@ class Conjugate(Auxiliary):
         super().__init__()
         self.center = nn.Parameter(torch.ones(dim))
         self.log_std = nn.Parameter(torch.full((dim,), math.log(std)))
+
+    @property
+    def locations(self) -> tuple[nn.Parameter, ...]:
+        return (self.center,)
 
     def forward(
         self,
@@ -222,33 +222,6 @@ class Published(Auxiliary):
         return self.log_prob(z, self.c @ weight)
 
 
-def gain_kl(prior: BoundNormal, mean: Tensor, std: Tensor, z: Tensor, axis: int) -> Tensor:
-    """Compute KL(Π N(z_i·M_ij, σ_ij²) ‖ Normal prior) for gains z: (n,).
-
-    With the precision λ and the mean μ of the prior it is a quadratic in z with coefficients
-    Σ_j λM² and Σ_j λMμ: O(|W| + n·D), without a tensor (n, *shape).
-
-    Args:
-        prior: the prior.
-        mean: M, (*shape).
-        std: σ, (*shape).
-        z: gains, (n, D).
-        axis: the axis of the gains.
-    """
-    inv_scale = (-prior.log_scale).exp()
-    kl_at_zero = prior.kl(std.new_zeros(()), std)
-    if inv_scale.numel() == prior.mean.numel() == 1:  # one λ and one μ multiply the sums
-        precision = inv_scale.square().reshape(())
-        prior_mean = prior.mean.reshape(())
-        quadratic = precision * rows(squares(mean), axis).sum(1)
-        linear = precision * prior_mean * rows(mean, axis).sum(1)
-    else:
-        scaled = mean * inv_scale
-        quadratic = rows(squares(scaled), axis).sum(1)
-        linear = rows(scaled * (prior.mean * inv_scale), axis).sum(1)
-    return kl_at_zero + 0.5 * z.square() @ quadratic - z @ linear
-
-
 class Multiplicative(TensorGuide):
     """q(W) = ∫ q(z) Π N(W_ij; z_i·M_ij, σ_ij²) dz; its KL is a bound by an auxiliary r(z|W).
 
@@ -293,7 +266,14 @@ class Multiplicative(TensorGuide):
         auxiliary_seed = rng.fold(seed, "auxiliary")
         minus_log_r = self.auxiliary(z, mean_rows, std_rows, flat, auxiliary_seed, start)
         value = weight if sampled is None else sampled
-        return Draw({self.name: value}, kl + log_q + minus_log_r)
+        gains = GainDraw(z, log_q + minus_log_r)
+        return Draw({self.name: value}, kl + log_q + minus_log_r, gains=gains)
+
+    def conditional_gaussian(self) -> ConditionalGaussian:
+        locations = (*self.gain.locations, *self.auxiliary.locations)
+        return ConditionalGaussian(
+            self.name, self.center, self.log_std, self.prior, self.gain, self.axis, locations
+        )
 
     def _sampled_kl(self, w: Tensor, weight: Weight, std: Tensor) -> Tensor:
         """Compute log q(W|z) − log p(W) at draws W (k, *shape) of a weight: (k,)."""
@@ -429,6 +409,9 @@ class MNF(GainSpec):
 
     def for_vectors(self) -> GuideSpec:
         return MeanField(self.std, self.local)
+
+    def for_natural_gradients(self, std: float, local: Local) -> MNF:
+        return replace(self, std=std, local=local or self.local)
 
     def build(self, tensors: Tensors) -> Guide:
         value, axis = tensors.value, tensors.gain_axis

@@ -16,6 +16,7 @@ from bayou.core import rng
 from bayou.core.constants import LOG_2PI
 from bayou.core.modules import Modules
 from bayou.core.params import Params
+from bayou.core.specs import later_field
 from bayou.flows import Side
 from bayou.guides.gain import GainFlow, GainSpec, product_moments
 from bayou.guides.gaussian import Delta
@@ -256,8 +257,8 @@ class RankOne(GuideSpec):
     arXiv:2005.07186), and the KL is the mean over members,
     1/K Σ_k KL(q(r_k, s_k) ‖ p(r, s)), an upper bound of that of the mixture. In a step of VI row i
     of a batch is passed through member i mod K. Draw i of the posterior is of member i mod K, so
-    that ``predict`` has each of K points once. For weights of linear layers and convolutions;
-    biases are shared.
+    that ``predict`` has each of K points once. For weights of linear layers and convolutions, and
+    with ``biases`` for their biases, b_k = b ∘ s'_k; by default biases are shared.
 
     Args:
         members: K (default 4).
@@ -265,6 +266,7 @@ class RankOne(GuideSpec):
         spread: the standard deviation around 1 of their initial values (default 0.5).
         prior_std: that of their prior N(1, prior_std²), for Gaussians (default 0.5).
         penalty: add −log p of the weights to the KL (default True).
+        biases: whether biases have members, too (default False).
 
     Example:
         >>> family = bayou.guides.RankOne(members=8)
@@ -276,6 +278,7 @@ class RankOne(GuideSpec):
     spread: float = 0.5
     prior_std: float = 0.5
     penalty: bool = True
+    biases: bool = later_field(False)
     local: ClassVar[bool] = True  # type: ignore[misc]
     noise: ClassVar[bool] = False
     z: ClassVar[Literal["batch", "example"]] = "example"  # type: ignore[misc]
@@ -285,7 +288,7 @@ class RankOne(GuideSpec):
         self._check_positive("std", "spread", "prior_std")
 
     def for_vectors(self) -> GuideSpec:
-        return Delta(self.penalty)
+        return self if self.biases else Delta(self.penalty)
 
     def build(self, tensors: Tensors) -> Guide:
         _, value, _, layout = tensors.single

@@ -295,5 +295,5 @@ def take_check_batches(data: Data, posterior: Posterior, parameter: Tensor) -> l
 def _row_nll(posterior: Posterior, batch: Batch, seed: int) -> Tensor:
     """Compute the negative log predictive density of every row of a batch."""
     x, y = batch
-    draws = None if posterior.predicts_without_draws else CHECK_DRAWS
-    return -posterior.predict(x, draws, seed=seed).log_prob(y)
+    samples = posterior.draws_to_average(CHECK_DRAWS)
+    return -posterior.predict(x, samples, seed=seed).log_prob(y)

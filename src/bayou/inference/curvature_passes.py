@@ -12,9 +12,10 @@ from torch import Tensor
 
 from bayou.core.params import Params
 from bayou.core.progress import Progress, Show
+from bayou.curvature.factor import RowsSum
 from bayou.curvature.information import CurvatureType
 from bayou.curvature.kronecker import KroneckerSum
-from bayou.curvature.structures import DiagonalSum, FullSum
+from bayou.curvature.structures import DiagonalSum
 from bayou.curvature.sweep import Plan, Sum, Sweep
 from bayou.likelihoods import BoundLikelihood
 from bayou.network import forward_inputs
@@ -26,7 +27,7 @@ from bayou.training.loop import move
 from bayou.training.seeds import part_seed
 
 SUMS: Final[dict[str, type[Sum]]] = {
-    "full": FullSum,
+    "full": RowsSum,
     "diagonal": DiagonalSum,
     "kronecker": KroneckerSum,
 }

@@ -99,6 +99,11 @@ class Method(Checked, ABC):
     draws_all_weights: ClassVar[bool] = False  # whether every weight is random in its posterior
 
     @property
+    def selects_narrow_priors(self) -> bool:
+        """Whether held-out rows may select a posterior so narrow that it predicts as its mode."""
+        return False
+
+    @property
     def without_density(self) -> str | None:
         """The name of what has no density in its posterior.
 
@@ -149,6 +154,14 @@ class Method(Checked, ABC):
 
         Args:
             factor: of the length.
+        """
+        return self
+
+    def narrowed_to(self, posterior: Posterior) -> Method:
+        """Return this method with what a fit to most of the rows has decided: itself.
+
+        Args:
+            posterior: of that fit.
         """
         return self
 

@@ -19,6 +19,7 @@ from bayou.methods.swag import SWAG
 from bayou.methods.tfb import TFB
 from bayou.methods.vbll import VBLL
 from bayou.methods.vi import VI
+from bayou.methods.wide import Wide
 
 __all__ = [
     "HMC",
@@ -47,6 +48,7 @@ __all__ = [
     "MCDropout",
     "Method",
     "MixingWarning",
+    "Wide",
     "WorseThanModeWarning",
     "elbo",
 ]

@@ -171,7 +171,7 @@ def anchor_member(target: Target, data: Data, seed: int, spread: float) -> tuple
     targets = draw_targets(target, y, seed)
     if targets.is_floating_point():
         targets = torch.lerp(y, targets, spread)
-    rows = Rows((x, targets), data.index, data.batch_size)
+    rows = data.with_source((x, targets))
     return replace(target, prior=priors), rows
 
 
@@ -198,7 +198,7 @@ def combine(members: dict[int, Posterior], target: Target, stopped: str = "finis
         tensors = stack([_point_tensors(point, points) for point in points])
         posterior = Empirical(own_target, points[0].network, tensors, history)
     else:
-        posterior = Mixture(posteriors, history)
+        posterior = Mixture(posteriors, history=history)
     posterior.stopped = stopped
     return posterior
 

@@ -113,8 +113,9 @@ class EvidenceBound(NetworkProblem):
         log_probs = self.likelihood.log_prob(self._drawn_outputs(draw, x, y), y)  # (S, B)
         log_likelihood = self.target.scale(log_probs).mean()
         kl = draw.kl
-        objective = log_likelihood - self.beta * kl
+        objective = log_likelihood - self.beta * self.differentiable_kl(draw, kl)
         report = {"elbo": log_likelihood - kl, "log_likelihood": log_likelihood, "kl": kl}
+        report |= self.observations(draw)
         scores = [tensor.score for tensor in draw.draws if tensor.score is not None]
         if scores:
             for score in scores:
@@ -122,6 +123,23 @@ class EvidenceBound(NetworkProblem):
             report["reward"] = log_probs.mean()
         numbers = {name: number.detach() for name, number in report.items()}
         return -objective / self.target.n, numbers
+
+    def differentiable_kl(self, draw: NetworkDraw, kl: Tensor) -> Tensor:
+        """Return the KL with the gradients that the loss has: all of them.
+
+        Args:
+            draw: the draws of a step.
+            kl: their KL, a scalar.
+        """
+        return kl
+
+    def observations(self, draw: NetworkDraw) -> dict[str, Tensor]:
+        """Return numbers of a step for ``after_step``, which are not reported: none.
+
+        Args:
+            draw: the draws of the step.
+        """
+        return {}
 
     def _drawn_outputs(self, draw: NetworkDraw, x: object, y: Tensor) -> Tensor:
         """Return the outputs of all draws, (S, B, ...).

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Self, final
 
 import torch
 from torch import Tensor, nn
 
+from bayou.core.specs import later_field
 from bayou.guides import Delta, MeanField
-from bayou.guides.gaussian import Factorized
+from bayou.guides.conditional import ConditionalGaussian, GainMoments
+from bayou.guides.guide import GuideSpec
 from bayou.guides.rules import Rules
-from bayou.methods.evidence_bound import EvidenceBound
-from bayou.methods.vi import Variational
+from bayou.methods.natural_bound import NaturalBound
+from bayou.methods.vi import Variational, check_guide, describe_families, families_of
 from bayou.network.target import Target
-from bayou.priors import BoundNormal, BoundPart
+from bayou.posteriors.guided import Bayesian
 from bayou.training.data import Data
 
 ROUNDING = 1e-9  # of lr·hessian, which a rescaled method keeps
 MAX_CONCATENATED = 2**22  # entries of the vectors of a step, which are copies
+MIN_GAIN_SQUARE = 1e-12  # of E[z²], which divides a step
 
-GroupKey = tuple[bool, torch.dtype, torch.device, int]
+GroupKey = tuple[bool, bool, torch.dtype, torch.device, int]
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class IVON(Variational):
-    """IVON: a factorized Gaussian by natural gradients of the ELBO, at about the cost of Adam.
+    """IVON: Gaussians by natural gradients of the ELBO, at about the cost of Adam.
 
     q(w) = Π N(m, 1/(N·(h + δ))) with δ = prior precision / N. With ĝ = ∇ of −log p(y|x, w)/N at a
     draw w = m + σ·ε, and ĥ = ĝ·ε/σ, whose mean is the expected curvature:
@@ -37,32 +40,44 @@ class IVON(Variational):
         m ← m − min(1, lr·(h₀ + δ))·(g/(1 − β₁ᵗ) + δ·(m − m₀))/(h + δ)
 
     The square keeps h + δ positive. The curvature that scales a step is also the precision of q.
+    With ``MNF``, q(W|z) = Π N(z_i·m_ij, σ_ij²), h and σ follow the same rules, since ĥ is unbiased
+    given z; g averages z∘ĝ, and with running means of z and z²
+
+        m ← m − min(1, lr·(h₀ + δ))·(g/(1 − β₁ᵗ) + δ·(E[z²]∘m − E[z]∘m₀))/(E[z²]∘(h + δ))
+
+    The flow, q(z₀) and r(z|W) are learned by Adam on the same loss (means of z in steps relative to
+    √E[z²], so that a run does not depend on the scale of z, which m can absorb), in which the terms
+    log q(z) − log r(z|W) also have gradients in m and σ, so that the whole bound is maximized.
+
     In a network of 5,000 weights or more that was given neither a prior nor a length, ``warmup`` is
     0.4, with a prior by unit (``adapt_to_size``).
 
     Args:
+        guide: the family: ``MeanField()`` (default) or ``MNF()``, or a mapping from patterns of
+            tensor names to these and ``Delta()``. Their ``std`` is not used.
         lr: the learning rate of the means, 0.1 by default; at most 1/hessian.
         hessian: h₀, where the curvature of the mean loss starts; 0.1 by default.
         beta1: β₁, of the gradient; 0.9 by default.
         beta2: β₂, of the curvature; None (default) is 1 − 5/steps, at most 0.99999, so that a run
             forgets its start.
         local: draw outputs instead of weights, at twice the cost and with less noise; False by
-            default.
-        plain_lr: the rate of Adam for what is a point (normalization layers, learned noise), 1e-3
-            by default. Scales of a prior that are learned, by the gradient of the KL, have ten
-            times that; then h stays ≥ 0 and m moves by lr scales of the prior at most.
+            default. ``MNF`` does so by its own setting.
+        plain_lr: the rate of Adam for what is a point (normalization layers, learned noise) and for
+            the flows of gains, 1e-3 by default. Log scales of gains have ten times that, and so
+            have scales of a prior that are learned, by the gradient of the KL; then h stays ≥ 0 and
+            m moves by lr scales of the prior at most.
         warmup: the fraction of steps over which the weight β of the KL rises from 0; 0 by default.
         where: a pattern or patterns of the tensors that are random, "*" by default; others keep
-            their values.
+            their values. For a ``guide`` of one family.
         samples: draws of the weights in a step; 1 by default.
         start: where q is centered at first: "mode" (default), "network", or a method.
 
     Returns:
-        ``fit`` returns the ``Guided`` posterior of VI(MeanField()).
+        ``fit`` returns the ``Guided`` posterior of VI(guide).
 
     Raises:
-        ValueError: for priors that are not Normal, a clipped gradient or another optimizer, and
-            settings out of range.
+        ValueError: for a family that is not Gaussian given its gains, priors that are not Normal, a
+            clipped gradient or another optimizer, and settings out of range.
 
     >>> import bayou, torch
     >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)
@@ -75,6 +90,8 @@ class IVON(Variational):
     Paper: Shen et al. 2024, https://arxiv.org/abs/2402.17641.
     """
 
+    guide: Rules = later_field(MeanField())  # noqa: RUF009 (frozen)
+    _: KW_ONLY
     lr: float = 0.1
     hessian: float = 0.1
     beta1: float = 0.9
@@ -99,35 +116,60 @@ class IVON(Variational):
             raise ValueError(
                 f"IVON where must be a pattern or a tuple of patterns, got {self.where!r}"
             )
+        self._check_families()
         if self.optimizer is not None or self.clip is not None:
             raise ValueError(
                 "IVON is an optimizer, and a clipped gradient would bias its curvature; "
                 "reduce lr instead"
             )
 
+    def _check_families(self) -> None:
+        """Raise a ValueError for families without natural gradients."""
+        check_guide(self.guide, "IVON")
+        for spec in families_of(self.guide):
+            if spec.for_natural_gradients(1.0, self.local) is None:
+                raise ValueError(
+                    "IVON guide must have families that are Gaussian given their gains, "
+                    f"MeanField() and MNF(), or Delta(); {type(spec).__name__} is not: "
+                    "use VI instead"
+                )
+        if self.where != "*" and isinstance(self.guide, Mapping):
+            raise ValueError(
+                f"IVON where={self.where!r} needs a guide of one family; "
+                "give patterns → families as the guide, with Delta(learn=False) for the others"
+            )
+
     @property
     def without_density(self) -> str | None:
-        """Return the name of this method if some weights are points."""
-        return None if self.where == "*" else f"IVON(where={self.where!r})"
+        """Return the name of this method, or of a family, if some weights are points."""
+        if self.where != "*":
+            return f"IVON(where={self.where!r})"
+        families = families_of(self.guide)
+        return next((type(spec).__name__ for spec in families if not spec.dense), None)
+
+    @property
+    def title(self) -> str:
+        """Return the name of the method, with its families unless it is the default."""
+        is_default = isinstance(self.guide, MeanField)
+        return "IVON" if is_default else f"IVON({describe_families(self.guide)})"
 
     def family(self, target: Target) -> Rules:
-        """Return factorized Gaussians whose scale is that of h₀.
+        """Return the guide with the scale of h₀.
 
         Args:
             target: network, likelihood and prior.
         """
-        for name, prior in target.priors.items():
-            if not isinstance(prior, BoundNormal) or isinstance(prior, BoundPart):
-                raise ValueError(
-                    f"IVON needs Normal priors, but that of {name!r} is not; "
-                    "use VI(MeanField()) instead"
-                )
         std = math.sqrt(self.tempering(target) / (target.n * self.hessian))
-        mean_field = MeanField(std=std, local=self.local)
+
+        def adapt(spec: GuideSpec) -> GuideSpec:
+            return spec.for_natural_gradients(std, self.local) or spec
+
+        if isinstance(self.guide, Mapping):
+            return {pattern: adapt(spec) for pattern, spec in self.guide.items()}
         if self.where == "*":
-            return mean_field
+            return adapt(self.guide)
         patterns = (self.where,) if isinstance(self.where, str) else self.where
-        return dict.fromkeys(patterns, mean_field) | {"*": Delta(learn=False)}
+        return dict.fromkeys(patterns, adapt(self.guide)) | {"*": Delta(learn=False)}
 
     def at_mode(self, noise: float, data: Data) -> Self:
         """Return this method from the network as it is, for a loss with this noise.
@@ -140,26 +182,49 @@ class IVON(Variational):
     def restricted_to(self, names: Sequence[str], *, learns_others: bool = False) -> Self | None:
         """Return this method over some tensors, with the others as they are.
 
+        It is None for a mapping of guides.
+
         Args:
             names: the tensors.
             learns_others: whether the others are learned as points, which is not possible.
         """
-        return None if learns_others else replace(self, where=tuple(names))
+        if learns_others or isinstance(self.guide, Mapping):
+            return None
+        return replace(self, where=tuple(names))
 
     def large_network_settings(self, max_fan_in: int) -> dict[str, float | str]:
         """Return the warm-up for a large network."""
         return {"warmup": 0.4}
 
     def beta_at(self, step: int, steps: int) -> float:
-        """Return 0: the update has the gradient of the KL in closed form.
+        """Return the weight β of the KL of a step, which increases linearly in the warm-up.
+
+        The loss has the KL of gains and points; the update has that of the Gaussians in closed
+        form, with the same weight.
 
         Args:
             step: the index of the step.
             steps: the length of the fit.
         """
-        return 0.0
+        return min(1.0, (step + 1) / max(1, round(self.warmup * steps)))
 
-    def optimizer_of(self, problem: EvidenceBound, steps: int) -> torch.optim.Optimizer:
+    def bound_of(self, target: Target, bayesian: Bayesian) -> NaturalBound:
+        """Return the objective, which leaves the KL of the Gaussians to the optimizer.
+
+        Args:
+            target: the likelihood, prior and number of rows.
+            bayesian: the network with its guides.
+
+        Raises:
+            ValueError: for priors that are not Normal.
+        """
+        problem = NaturalBound(self, target, bayesian, self.tempering(target))
+        for gaussian in problem.gaussians:
+            if gaussian is not None:
+                _ = gaussian.normal_prior
+        return problem
+
+    def optimizer_of(self, problem: NaturalBound, steps: int) -> torch.optim.Optimizer:  # type: ignore[override]
         """Return the natural-gradient optimizer of the Gaussians, with Adam for the rest.
 
         Args:
@@ -169,9 +234,20 @@ class IVON(Variational):
         beta2 = self.beta2
         if beta2 is None:
             beta2 = min(0.99999, max(0.5, 1 - 5 / steps))
-        gaussians = [guide for guide in problem.bayesian.guides if isinstance(guide, Factorized)]
-        natural = {id(parameter) for guide in gaussians for parameter in guide.parameters()}
-        plain = [p for p in problem.parameters() if p.requires_grad and id(p) not in natural]
+        gaussians = [gaussian for gaussian in problem.gaussians if gaussian is not None]
+        natural = {
+            id(parameter)
+            for gaussian in gaussians
+            for parameter in (gaussian.center, gaussian.log_std, *gaussian.prior.parameters())
+        }
+        rates: dict[nn.Parameter, float] = {}
+        for guide in problem.bayesian.guides:
+            rates |= guide.learning_rates(self.plain_lr, 10 * self.plain_lr)
+        plain = {
+            parameter: rates.get(parameter, self.plain_lr)
+            for parameter in problem.parameters()
+            if parameter.requires_grad and id(parameter) not in natural
+        }
         return OnlineNewton(
             gaussians,
             plain,
@@ -179,6 +255,7 @@ class IVON(Variational):
             self,
             beta2,
             round(self.warmup * steps),
+            problem.moments_of_tensors,
         )
 
 
@@ -193,26 +270,15 @@ def log_std_of(h: Tensor, delta: Tensor | float, n: Tensor | float) -> Tensor:
     return -0.5 * torch.log(n * (h + delta))
 
 
-def normal_prior(guide: Factorized) -> BoundNormal:
-    """Return the prior of a guide, which must be Normal.
-
-    Args:
-        guide: has a prior.
-    """
-    if not isinstance(guide.prior, BoundNormal):
-        raise TypeError(f"IVON needs a Normal prior of {guide.name!r}")
-    return guide.prior
-
-
-def prior_moments(guide: Factorized) -> tuple[Tensor, Tensor]:
+def prior_moments(gaussian: ConditionalGaussian) -> tuple[Tensor, Tensor]:
     """Return the precision and the mean of a prior, in the shape of the tensor.
 
     Args:
-        guide: has a Normal prior.
+        gaussian: has a Normal prior.
     """
-    prior = normal_prior(guide)
+    prior = gaussian.normal_prior
     precision = (-2 * prior.log_scale).exp()
-    return precision.expand_as(guide.center), prior.mean.expand_as(guide.center)
+    return precision.expand_as(gaussian.center), prior.mean.expand_as(gaussian.center)
 
 
 def concatenate(tensors: Iterable[Tensor]) -> Tensor:
@@ -253,36 +319,38 @@ def natural_step(
 
 
 class OnlineNewton(torch.optim.Optimizer):
-    """The update of ``IVON`` on pairs (center, log_std) with gradients of −E log-likelihood / N.
+    """The update of ``IVON`` on pairs (center, log_std), by gradients without the Gaussian KL.
 
     All tensors are updated as one vector (of some MAX_CONCATENATED entries), since on a GPU a step
     of small tensors costs its number of operations.
 
     Args:
-        gaussians: the guides with natural gradients.
-        plain: parameters with Adam.
+        gaussians: tensors with natural gradients.
+        plain: parameters with Adam, with their learning rates.
         n: N, or N/β for a KL that is multiplied by β: β·KL with N data is the KL with N/β.
         method: has the learning rates, h₀ and β₁.
         beta2: β₂.
         warmup_steps: steps over which the weight of the KL rises; 0 by default.
+        moments: E[z] and E[z²] of tensors with gains; by default there are none.
     """
 
     def __init__(
         self,
-        gaussians: list[Factorized],
-        plain: list[nn.Parameter],
+        gaussians: list[ConditionalGaussian],
+        plain: Mapping[nn.Parameter, float],
         n: float,
         method: IVON,
         beta2: float,
         warmup_steps: int = 0,
+        moments: Mapping[ConditionalGaussian, GainMoments] | None = None,
     ) -> None:
         groups: list[dict[str, Any]] = [{"params": [g.center, g.log_std]} for g in gaussians]
-        priors = [parameter for guide in gaussians for parameter in guide.prior.parameters()]
-        adam_groups = [
-            {"params": plain, "lr": method.plain_lr},
-            {"params": priors, "lr": 10 * method.plain_lr},
-        ]
-        groups += [group for group in adam_groups if group["params"]]
+        priors = [parameter for g in gaussians for parameter in g.prior.parameters()]
+        for rate in dict.fromkeys(plain.values()):
+            params = [p for p, rate_of_p in plain.items() if rate_of_p == rate]
+            groups.append({"params": params, "lr": rate})
+        if priors:
+            groups.append({"params": priors, "lr": 10 * method.plain_lr})
         is_capturable = method.compile and groups[0]["params"][0].is_cuda
         super().__init__(groups, {"lr": method.lr, "capturable": is_capturable})
         self.n = n
@@ -291,12 +359,19 @@ class OnlineNewton(torch.optim.Optimizer):
         self.hessian = method.hessian
         self.warmup_steps = warmup_steps
         self.gaussians = gaussians  # of the first groups
+        self.moments = dict(moments or {})
+        self.moments_of_locations = {
+            location: moment
+            for gaussian, moment in self.moments.items()
+            for location in gaussian.locations
+        }
         with torch.no_grad():
-            self.initial_deltas = {guide: prior_moments(guide)[0] / n for guide in gaussians}
-            for guide in gaussians:
-                h = torch.full_like(guide.center, self.hessian)
+            self.initial_deltas = {g: prior_moments(g)[0] / n for g in gaussians}
+            for gaussian in gaussians:
+                h = torch.full_like(gaussian.center, self.hessian)
                 count = self.n * max(1.0, float(warmup_steps))
-                guide.log_std.copy_(log_std_of(h, prior_moments(guide)[0] / count, count))
+                delta = prior_moments(gaussian)[0] / count
+                gaussian.log_std.copy_(log_std_of(h, delta, count))
         self.prior_vectors: dict[GroupKey, list[Tensor]] = {}  # of priors that are not learned
 
     def _init_state(self, p: Tensor, **state: Tensor) -> dict[str, Any]:
@@ -309,30 +384,32 @@ class OnlineNewton(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Take one step on all tensors."""
-        groups: dict[GroupKey, list[Factorized]] = {}
+        groups: dict[GroupKey, list[ConditionalGaussian]] = {}
         entries = 0
-        for guide in self.gaussians:
-            if guide.center.grad is not None:
+        for gaussian in self.gaussians:
+            center = gaussian.center
+            if center.grad is not None:
                 key = (
-                    bool(list(guide.prior.parameters())),
-                    guide.center.dtype,
-                    guide.center.device,
+                    bool(list(gaussian.prior.parameters())),
+                    gaussian in self.moments,
+                    center.dtype,
+                    center.device,
                     entries // MAX_CONCATENATED,
                 )
-                groups.setdefault(key, []).append(guide)
-                entries += guide.center.numel()
-        for key, guides in groups.items():
-            self._newton_step(guides, key)
+                groups.setdefault(key, []).append(gaussian)
+                entries += center.numel()
+        for key, gaussians in groups.items():
+            self._newton_step(gaussians, key)
         for group in self.param_groups[len(self.gaussians) :]:
             for parameter in group["params"]:
                 self._adam_step(parameter, group)
 
-    def _newton_step(self, guides: list[Factorized], key: GroupKey) -> None:
+    def _newton_step(self, gaussians: list[ConditionalGaussian], key: GroupKey) -> None:
         """Take a step on the tensors of a group, as one vector."""
-        learns_prior = key[0]
+        learns_prior, has_gains, *_ = key
         lr = self.param_groups[0]["lr"]
-        centers = [guide.center for guide in guides]
-        log_stds = [guide.log_std for guide in guides]
+        centers = [gaussian.center for gaussian in gaussians]
+        log_stds = [gaussian.log_std for gaussian in gaussians]
         states = [
             self.state[c]
             or self._init_state(c, g=torch.zeros_like(c), h=torch.full_like(c, self.hessian))
@@ -348,17 +425,21 @@ class OnlineNewton(torch.optim.Optimizer):
         log_slope = concatenate(_gradients(log_stds))
         g = concatenate(mean_gradients)
         h = concatenate(mean_curvatures)
-        precision, prior_mean, initial_delta = self._prior_vectors(guides, key)
+        precision, prior_mean, initial_delta = self._prior_vectors(gaussians, key)
         count = self.n * self._tempering(t)
         delta = precision / count
         if learns_prior:
             h.clamp_min_(0.0)  # a wider prior must not make h + δ small or negative
-            self._set_prior_gradients(guides)
+            self._set_prior_gradients(gaussians)
         curvature = log_slope * (-2 * log_std).exp()  # ∂loss/∂log σ = σ·E[ĝ·ε]
         state = {"g": g, "h": h, "t": t}
-        move = natural_step(
-            state, slope, curvature, delta, center - prior_mean, self.beta1, self.beta2
-        )
+        shift = center - prior_mean
+        if has_gains:
+            gain_mean, gain_square = self._gain_vectors(gaussians)
+            shift = gain_square * center - gain_mean * prior_mean
+        move = natural_step(state, slope, curvature, delta, shift, self.beta1, self.beta2)
+        if has_gains:
+            move /= gain_square.clamp_min(MIN_GAIN_SQUARE)
         # a Newton step, where a prior is narrow
         move *= (lr * (self.hessian + initial_delta)).clamp_max(1.0)
         if learns_prior:
@@ -369,10 +450,18 @@ class OnlineNewton(torch.optim.Optimizer):
         copy_entries(g, mean_gradients)
         copy_entries(h, mean_curvatures)
 
-    def _prior_vectors(self, guides: list[Factorized], key: GroupKey) -> list[Tensor]:
+    def _gain_vectors(self, gaussians: list[ConditionalGaussian]) -> tuple[Tensor, Tensor]:
+        """Return E[z] and E[z²] of every weight, as vectors."""
+        moments = [self.moments[gaussian] for gaussian in gaussians]
+        pairs = list(zip(gaussians, moments, strict=True))
+        mean = concatenate(gaussian.expand(moment.mean) for gaussian, moment in pairs)
+        square = concatenate(gaussian.expand(moment.square) for gaussian, moment in pairs)
+        return mean, square
+
+    def _prior_vectors(self, gaussians: list[ConditionalGaussian], key: GroupKey) -> list[Tensor]:
         """Return the precisions and means of priors, and the initial δ, as vectors."""
         if key[0] or key not in self.prior_vectors:
-            moments = [(*prior_moments(guide), self.initial_deltas[guide]) for guide in guides]
+            moments = [(*prior_moments(g), self.initial_deltas[g]) for g in gaussians]
             self.prior_vectors[key] = [concatenate(values) for values in zip(*moments, strict=True)]
         return self.prior_vectors[key]
 
@@ -381,13 +470,20 @@ class OnlineNewton(torch.optim.Optimizer):
         ratio = self.warmup_steps / t
         return ratio.clamp_min(1.0) if isinstance(ratio, Tensor) else max(1.0, ratio)
 
-    def _set_prior_gradients(self, guides: list[Factorized]) -> None:
+    def _set_prior_gradients(self, gaussians: list[ConditionalGaussian]) -> None:
         """Set the gradients of the parameters of learned priors to those of KL/N."""
-        for guide in guides:
-            prior = normal_prior(guide)
+        for gaussian in gaussians:
+            prior = gaussian.normal_prior
             parameters = list(prior.parameters())
+            mean = gaussian.center.detach()
+            std = gaussian.log_std.detach().exp()
+            if gaussian in self.moments:  # the gradient needs mean and variance of W only
+                moments = self.moments[gaussian]
+                variance = (moments.square - moments.mean.square()).clamp_min(0.0)
+                std = (std.square() + gaussian.expand(variance) * mean.square()).sqrt()
+                mean = gaussian.expand(moments.mean) * mean
             with torch.enable_grad():
-                kl = prior.kl(guide.center.detach(), guide.log_std.detach().exp()) / self.n
+                kl = prior.kl(mean, std) / self.n
             gradients = torch.autograd.grad(kl, parameters)
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
@@ -403,7 +499,10 @@ class OnlineNewton(torch.optim.Optimizer):
         state["g"].lerp_(parameter.grad, 0.1)
         state["v"].lerp_(parameter.grad.square(), 0.001)
         scale = (state["v"] / (1 - 0.999 ** state["t"])).sqrt_().add_(1e-8)
-        parameter.sub_(group["lr"] / (1 - 0.9 ** state["t"]) * state["g"] / scale)
+        move = group["lr"] / (1 - 0.9 ** state["t"]) * state["g"] / scale
+        if parameter in self.moments_of_locations:
+            move *= self.moments_of_locations[parameter].square.sqrt()
+        parameter.sub_(move)
 
 
 def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:

@@ -129,6 +129,11 @@ class Laplace(BatchedMethod[GaussianPosterior]):
         self._check_interval("(0, 1)", "validation")
 
     @property
+    def selects_narrow_priors(self) -> bool:
+        """Whether held-out rows select the prior scale."""
+        return self.prior == "validation"
+
+    @property
     def _patterns(self) -> tuple[str, ...]:
         """Return ``where`` as a tuple."""
         return (self.where,) if isinstance(self.where, str) else self.where

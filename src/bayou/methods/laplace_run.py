@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bayou.core.progress import Progress
 from bayou.curvature.evidence import Evidence, Hyper
+from bayou.curvature.factor import LowRankCurvature, to_matrix
 from bayou.curvature.joint import JointNormal, add_past_curvature
 from bayou.curvature.kronecker import KroneckerCurvature
 from bayou.curvature.structures import Curvature, DiagonalCurvature, FullCurvature
@@ -22,7 +23,7 @@ from bayou.network import evaluating
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.gaussian import CLOSED, GaussianPosterior
 from bayou.priors import BoundNormal, BoundUnitNormal
-from bayou.training.data import Data
+from bayou.training.data import Data, Rows
 from bayou.training.loop import move
 from bayou.training.seeds import part_seed
 
@@ -37,6 +38,7 @@ CURVATURES: Final[dict[str, type[Curvature]]] = {
 # candidates for the prior scale, compared on held-out data
 SCALES = tuple(10 ** (2 * k / 3) for k in range(-4, 4))
 SCALE_DRAWS = 20  # functions that predict for each candidate
+BATCH_OF_HELD_OUT_ROWS: Final = 1000  # that are predicted at a time
 
 
 class LaplaceRun:
@@ -80,11 +82,16 @@ class LaplaceRun:
             for name in shapes
         }
         tensors = self.data_pass.tensors
+        if self.earlier_tasks:
+            tensors = to_matrix(tensors)
         for density in self.earlier_tasks:
             precision |= {name: density.base[name].double() for name in density.names}
             tensors = add_past_curvature(shapes, tensors, density)
+        curvature = CURVATURES[self.method.structure]
+        if "factor" in tensors:
+            curvature = LowRankCurvature
         return Evidence(
-            CURVATURES[self.method.structure](shapes, tensors, precision),
+            curvature(shapes, tensors, precision),
             {name: self.params[name] - self.normal_priors[name].mean for name in shapes},
             self.data_pass.log_likelihood,
             self.data_pass.residual,
@@ -189,6 +196,8 @@ class LaplaceRun:
         """
         step = self._next_step()
         scores: list[tuple[Hyper, Tensor]] = []
+        log_evidence: list[float] = []
+        is_of_classes = isinstance(self.target.likelihood, FiniteLikelihood)
         guess_nll = self.like.new_zeros(0)
         with Progress("prior scales", len(SCALES), self.passes.progress) as progress:
             for number, scale in enumerate(SCALES):
@@ -200,15 +209,14 @@ class LaplaceRun:
                     continue
                 nll, guess_nll = self._held_out_nll(posterior, held_out)
                 scores.append((candidate, nll))
+                if is_of_classes:  # here the curvature has the decomposition of this candidate
+                    log_evidence.append(float(self.evidence.parts(candidate)["log_evidence"]))
                 mean = float(nll.mean())
                 self.history.append({"step": step, "prior_scale": scale, "validation": mean})
                 progress.update(number + 1, nll=mean)
         if not scores:
             self._gaussian(hyper)  # raises the reason
-        if isinstance(self.target.likelihood, FiniteLikelihood):
-            log_evidence = [
-                float(self.evidence.parts(candidate)["log_evidence"]) for candidate, _ in scores
-            ]
+        if is_of_classes:
             index = select_within_chance([nll for _, nll in scores], guess_nll, log_evidence)
             return scores[index][0]
         return min(scores, key=lambda score: float(score[1].mean()))[0]
@@ -219,6 +227,8 @@ class LaplaceRun:
         samples = None if posterior.predictive in CLOSED else SCALE_DRAWS
         nll = []
         guess_nll = []
+        if isinstance(held_out, Rows):  # every batch draws all functions again
+            held_out = held_out.with_batch_size(max(held_out.batch_size, BATCH_OF_HELD_OUT_ROWS))
         for batch in held_out.epoch():
             x, y = move(batch, self.like)
             predictive = posterior.predict(x, samples, seed=seed)

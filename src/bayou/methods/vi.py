@@ -120,6 +120,15 @@ class Variational(Trained[Posterior]):
         }
         return replace(self, **changes), replace(target, prior=BY_UNIT)
 
+    def bound_of(self, target: Target, bayesian: Bayesian) -> EvidenceBound:
+        """Return the objective of a fit.
+
+        Args:
+            target: the likelihood, prior and number of rows.
+            bayesian: the network with its guides.
+        """
+        return EvidenceBound(self, target, bayesian, self.tempering(target))
+
     @abstractmethod
     def optimizer_of(self, problem: EvidenceBound, steps: int) -> torch.optim.Optimizer:
         """Return the optimizer of the guides, the likelihood and learned priors."""
@@ -176,7 +185,7 @@ class Variational(Trained[Posterior]):
                 return point
             net = network_at(point)
         bayesian = self._initial_guides(net, target, batches, inputs, seed)
-        problem = EvidenceBound(self, target, bayesian, self.tempering(target))
+        problem = self.bound_of(target, bayesian)
         problem.check_first_batch(batches)
         file = open_checkpoint(checkpoint, self, target, batches, seed)
         hooks = Hooks(None if held_out is None else partial(problem.held_out_loss, held_out))
@@ -266,6 +275,40 @@ class Variational(Trained[Posterior]):
         return replace(mode, steps=mode.total_steps(data))
 
 
+def families_of(guide: Rules) -> list[GuideSpec]:
+    """Return the families of a guide.
+
+    Args:
+        guide: a family, or patterns → families.
+    """
+    return list(guide.values()) if isinstance(guide, Mapping) else [guide]
+
+
+def check_guide(guide: Rules, method: str) -> None:
+    """Raise a ValueError unless a guide is a family, or patterns → families.
+
+    Args:
+        guide: the guide.
+        method: the name of the method that has it.
+    """
+    families = families_of(guide)
+    if not families or not all(isinstance(spec, GuideSpec) for spec in families):
+        raise ValueError(
+            f"{method} guide must be a family such as MNF() or patterns → families, got {guide!r}"
+        )
+
+
+def describe_families(guide: Rules) -> str:
+    """Return the names of the families of a guide, with their patterns.
+
+    Args:
+        guide: a family, or patterns → families.
+    """
+    if not isinstance(guide, Mapping):
+        return type(guide).__name__
+    return ", ".join(f"{name}: {type(spec).__name__}" for name, spec in guide.items())
+
+
 @final
 @dataclass(frozen=True)
 class VI(Variational):
@@ -326,16 +369,12 @@ class VI(Variational):
         self._check_positive("scale_lr")
         self._check_interval("[0, inf)", "beta")
         self._check_interval("[0, 1]", "warmup")
-        if not self.specs or not all(isinstance(spec, GuideSpec) for spec in self.specs):
-            raise ValueError(
-                "VI guide must be a family such as MNF() or patterns → families, "
-                f"got {self.guide!r}"
-            )
+        check_guide(self.guide, "VI")
 
     @property
     def specs(self) -> list[GuideSpec]:
         """Return the families of the guide."""
-        return list(self.guide.values()) if isinstance(self.guide, Mapping) else [self.guide]
+        return families_of(self.guide)
 
     @property
     def without_density(self) -> str | None:
@@ -397,10 +436,7 @@ class VI(Variational):
     @property
     def title(self) -> str:
         """Return the name of the method with its families."""
-        if not isinstance(self.guide, Mapping):
-            return f"VI({type(self.guide).__name__})"
-        families = [f"{name}: {type(spec).__name__}" for name, spec in self.guide.items()]
-        return f"VI({', '.join(families)})"
+        return f"VI({describe_families(self.guide)})"
 
 
 def parameter_groups(module: nn.Module, lr: float, scale_lr: float) -> list[dict[str, Any]]:

@@ -358,9 +358,11 @@ def conformal(
     p.likelihood.validate(p.outputs.shape[1:], y)
     if not bool(p.likelihood.labels(y)[1].all()):
         raise ValueError(
-            "a guarantee needs every label of the held-out rows, but some are ignored or shifted "
-            "out"
+            "a guarantee needs every label of the held-out rows, but some are ignored, shifted out "
+            "or censored"
         )
+    if p.likelihood.support == "real":
+        y = p.likelihood.labels(y)[0]
     rule = Score(_choose_score(score, p), float(level), randomized)
     scores = rule.of(p, y.to(p.outputs.device), rng.fold(seed, "held-out rows"))
     row_labels: list[Label] = [None] * len(scores)

@@ -374,8 +374,8 @@ def _split_coreset(
     else:
         indices = k_center(_all_rows(rows)[0], count, seed).cpu()
     is_fitted = torch.ones(rows.n, dtype=torch.bool).index_fill(0, indices, False)
-    rest = Rows(rows.source, rows.index[is_fitted], rows.batch_size)
-    coreset = Rows(rows.source, rows.index[indices.sort().values], rows.batch_size)
+    rest = rows.at(rows.index[is_fitted])
+    coreset = rows.at(rows.index[indices.sort().values])
     return rest, coreset
 
 

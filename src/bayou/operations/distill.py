@@ -413,10 +413,11 @@ def _student_loss(
 def _teacher_statistics(p: Predictive, keep: Keep | None) -> Tensor:
     """Return the targets of the student's loss for a prediction: (B, *event, numbers)."""
     likelihood = p.likelihood
-    if isinstance(likelihood, FiniteLikelihood) and likelihood.support == "classes":
-        return _class_statistics(p, likelihood, keep)
     name = type(likelihood).__name__
-    if likelihood.support != "real":
+    is_plain = likelihood.is_linear_in_y and not likelihood.is_ordered
+    if is_plain and isinstance(likelihood, FiniteLikelihood) and likelihood.support == "classes":
+        return _class_statistics(p, likelihood, keep)
+    if likelihood.support != "real" or not is_plain:
         raise ValueError(f"distill supports classes and real numbers, got the likelihood {name}")
     mean = p.mean
     if mean.ndim < 2:

@@ -20,6 +20,7 @@ from torch.utils.data import (
 )
 
 from bayou.core import rng
+from bayou.training.blocks import Blocks
 from bayou.training.inputs import (
     Batch,
     Keywords,
@@ -75,13 +76,17 @@ class Rows(Data):
         source: the pair (x, y) of tensors, or a Dataset.
         index: the numbers of the rows, (N,).
         batch_size: rows in a batch; at most N are taken.
+        blocks: rows of the source that are held out together; None (the default) for none.
     """
 
-    def __init__(self, source: Any, index: Tensor, batch_size: int) -> None:
+    def __init__(
+        self, source: Any, index: Tensor, batch_size: int, blocks: Blocks | None = None
+    ) -> None:
         self.source = source
         self.index = index
         self.n = len(index)
         self.batch_size = min(batch_size, self.n)
+        self.blocks = blocks
 
     @property
     def batches(self) -> int:
@@ -117,7 +122,7 @@ class Rows(Data):
                 yield self.take(rows, part_seed(seed or 0, "batch", number))
 
     def split(self, fraction: float, seed: int) -> tuple[Rows, Rows]:
-        """Split the rows at random into training and validation data.
+        """Split the rows into training and validation data: at random, or by their blocks.
 
         Args:
             fraction: the fraction of the validation data.
@@ -132,22 +137,57 @@ class Rows(Data):
                 f"a validation fraction of {fraction} of {self.n} samples leaves one part empty; "
                 "give more samples, or another fraction"
             )
+        if self.blocks is not None:
+            is_held_out = self.blocks.hold_out(self.index, fraction, seed)
+            return self.at(self.index[~is_held_out]), self.at(self.index[is_held_out])
         order = self.index[rng.permutation(self.n, seed)]
-        validation_rows = order[:count].sort().values
-        training_rows = order[count:].sort().values
-        training = Rows(self.source, training_rows, self.batch_size)
-        validation = Rows(self.source, validation_rows, self.batch_size)
-        return training, validation
+        return self.at(order[count:].sort().values), self.at(order[:count].sort().values)
+
+    def at(self, index: Tensor) -> Rows:
+        """Return other rows of the same source.
+
+        Args:
+            index: their numbers.
+        """
+        return Rows(self.source, index, self.batch_size, self.blocks)
+
+    def without(self, index: Tensor) -> Rows:
+        """Return these rows without some of them.
+
+        Args:
+            index: the numbers of the rows to leave out.
+        """
+        return self.at(self.index[torch.isin(self.index, index, invert=True)])
+
+    def with_source(self, source: Any) -> Rows:
+        """Return the rows of another source, such as the same rows in other units.
+
+        Args:
+            source: has as many rows as that of these.
+        """
+        return Rows(source, self.index, self.batch_size, self.blocks)
 
     def with_batch_size(self, batch_size: int) -> Rows:
         """Return the same rows in batches of another size."""
-        return Rows(self.source, self.index, batch_size)
+        return Rows(self.source, self.index, batch_size, self.blocks)
+
+    def with_blocks(self, blocks: Blocks | None) -> Rows:
+        """Return the same rows, of which those of a block are held out together.
+
+        Args:
+            blocks: of the rows of the source; None for rows that are held out at random.
+        """
+        return Rows(self.source, self.index, self.batch_size, blocks)
 
     def fingerprint(self) -> list[Any]:
         """Return the identity of these data: of a Dataset, by its first batch."""
         if isinstance(self.source, tuple):
-            return ["tensors", self.n, digest(self.source)]
-        return [type(self.source).__name__, self.n, digest(next(self.epoch()))]
+            values = ["tensors", self.n, digest(self.source)]
+        else:
+            values = [type(self.source).__name__, self.n, digest(next(self.epoch()))]
+        if self.blocks is not None:
+            values += [digest(self.blocks.number), self.blocks.are_ordered]
+        return values
 
     def targets(self) -> Tensor | None:
         """Return all y as one tensor; None for a Dataset."""

@@ -40,7 +40,7 @@ def some_rows(data: Any, count: int, seed: int = 0) -> tuple[Any, Tensor]:
     rows = as_data(data)
     if isinstance(rows, Rows):
         index = rows.index[rng.permutation(rows.n, seed)[:count].sort().values]
-        return all_rows(Rows(rows.source, index, rows.batch_size))
+        return all_rows(rows.at(index))
     batches: list[Batch] = []
     for batch in islice(rows.epoch(), rows.batches):
         if batches and row_shapes(batch) != row_shapes(batches[0]):  # sequences of another length
