@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         likelihoods as likelihoods,
         methods as methods,
         metrics as metrics,
+        networks as networks,
         operations as operations,
         posteriors as posteriors,
         priors as priors,
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from bayou.operations.continual import continual as continual
     from bayou.operations.distill import distill as distill
     from bayou.posteriors import (
+        Mixture as Mixture,
         Posterior as Posterior,
         bayesianize as bayesianize,
         load as load,
@@ -81,6 +83,7 @@ if TYPE_CHECKING:
     from bayou.priors import Normal as Normal
     from bayou.select import list_methods as list_methods
     from bayou.select.fit import fit as fit
+    from bayou.select.stacking import stack as stack
     from bayou.training.convergence import ConvergenceWarning as ConvergenceWarning
 else:
     from bayou.core.lazy import lazy_imports

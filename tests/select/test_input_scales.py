@@ -1,16 +1,12 @@
 """Prior scales of inputs by the evidence of wide networks."""
 
-import math
-
-import pytest
 import torch
 from torch import nn
-from torch.distributions import MultivariateNormal
 
 import bayou
 from bayou.network.target import Target
 from bayou.priors import Normal, UnitNormal
-from bayou.select.input_scales import JITTER, LOG_STD, WideNetworks, input_scales
+from bayou.select.input_scales import input_scales
 from bayou.select.noise_and_prior import NoiseAndPrior, takes_columns
 
 F64 = torch.float64
@@ -31,58 +27,6 @@ def network(columns=5):
 def target_of(net, prior=None):
     likelihood = bayou.Gaussian(0.5, learn=True)
     return Target.build(net, likelihood, prior or Normal("fan_in"), 60)
-
-
-@pytest.fixture
-def processes():
-    """Two processes of some of 20 rows with two outputs: one scale for all inputs, and one for
-    each.
-    """
-    x, y = table(20)
-    masks = torch.ones(2, 20, dtype=torch.bool)
-    masks[:, ::4] = False
-    return WideNetworks(x, torch.cat([y, y.square()], 1), masks, torch.tensor([False, True]))
-
-
-def test_the_kernel_is_that_of_many_erf_units(processes):
-    """E[erf(w·x + v)·erf(w·x' + v)] by 10⁵ draws: a standard error of .006 at most."""
-    logs = torch.full((2, 9), 0.3, dtype=F64)
-    k, _ = processes._kernel(logs, torch.arange(2))
-    draws = torch.randn(10**5, 6, generator=torch.Generator().manual_seed(1), dtype=F64)
-    for own, factor in zip(
-        k, (1.0, math.exp(0.3)), strict=True
-    ):  # differences of scales count in the second only
-        w, v = math.exp(0.3) * factor * draws[:, :5], math.exp(0.3) * draws[:, 5:]
-        units = torch.erf(processes.x[:3] @ w.T + v.T)
-        torch.testing.assert_close(
-            own[:3, :3], math.exp(0.6) * units @ units.T / 10**5, rtol=0, atol=0.03
-        )
-
-
-def test_evidence_gradient_and_predictions_are_those_of_gaussian_processes(processes):
-    points = (
-        processes.first
-        + 0.3 * torch.randn(2, 9, generator=torch.Generator().manual_seed(2), dtype=F64)
-    ).clone()
-    values, gradients = processes._evaluate(points, torch.arange(2))
-    processes.logs, own = points, processes.masks[0] > 0
-    errors = processes.errors()
-    for number in range(2):
-        logs = points[number].clone().requires_grad_()
-        k = processes._kernel(logs[None], torch.tensor([number]))[0][0]
-        noise = (logs[-1].exp().square() + JITTER) * torch.eye(int(own.sum()), dtype=F64)
-        covariance, y = k[own][:, own] + noise, processes.y[own]
-        log_prob = (
-            MultivariateNormal(torch.zeros(len(y), dtype=F64), covariance).log_prob(y.T).sum()
-        )
-        loss = 0.5 * ((logs - processes.first) / LOG_STD).square().sum() - log_prob
-        (gradient,) = torch.autograd.grad(loss, logs)
-        torch.testing.assert_close(
-            values[number], loss.detach() - y.numel() / 2 * math.log(2 * math.pi)
-        )
-        torch.testing.assert_close(gradients[number], gradient)
-        mean = k[:, own] @ torch.linalg.solve(covariance, y)
-        torch.testing.assert_close(errors[number], (processes.y - mean).square().mean(1).detach())
 
 
 def test_inputs_without_effect_get_narrow_priors_whatever_the_units_of_x():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributions import Normal
 
 import bayou
 from bayou.adapters.sklearn import BayesClassifier, BayesRegressor
@@ -16,7 +17,7 @@ from bayou.network import Network
 from bayou.network.target import Target
 from bayou.posteriors import Empirical
 from bayou.select import NamedMethod, by_name, plan
-from bayou.select.judgment import LEVEL, Residuals, judge
+from bayou.select.judgment import LEVEL, MemberErrors, Residuals, judge
 from bayou.select.many_rows import LARGE_BATCH, with_large_steps
 from bayou.select.noise import match_noise
 from bayou.training.data import as_data
@@ -47,13 +48,47 @@ def test_the_noise_is_the_likeliest_for_held_out_rows(name):
     total = residuals.variances + noise**2
     # equal where all rows have the same variance
     assert float(total.mean()) == pytest.approx(float(residuals.squares.mean()), rel=1e-2)
-    # the derivative of the log density
-    assert abs(float(((residuals.squares - total) / total.square()).mean())) < 1e-6
+    if name == "laplace":  # the derivative of the log density
+        assert abs(float(((residuals.squares - total) / total.square()).mean())) < 1e-6
+    else:
+        x_held, y_held = (value[held.index] for value in data.source)
+        outputs = posterior.predict(x_held).outputs
+        assert abs(slope_of_mixture(outputs, y_held, noise)) < 1e-6
     assert abs(noise - NOISE) < 5 * NOISE / math.sqrt(2 * 1000)  # 1,000 held-out rows
     assert posterior.predict(x[:4]).aleatoric_std.square().mean().item() == pytest.approx(
         noise**2, rel=1e-9
     )
     assert match_noise(posterior, held, 3) == pytest.approx(noise, rel=1e-9)
+
+
+def slope_of_mixture(outputs, y, noise):
+    """The derivative of the log density of a mixture of Gaussians by log σ, by autograd."""
+    log_noise = torch.tensor(noise, dtype=F64).log().requires_grad_()
+    weights = torch.distributions.Categorical(logits=torch.zeros(len(y), len(outputs), dtype=F64))
+    components = torch.distributions.Normal(outputs.squeeze(-1).T, log_noise.exp())
+    mixture = torch.distributions.MixtureSameFamily(weights, components)
+    (slope,) = torch.autograd.grad(mixture.log_prob(y.squeeze(-1)).mean(), log_noise)
+    return float(slope)
+
+
+def test_the_noise_of_points_fills_the_gaps_between_them():
+    """Sixteen members with a spread of 1 around y itself: the mean has almost no error, so that the
+    Gaussian of mean and variance needs no noise, but the mixture does.
+    """
+    generator = torch.Generator().manual_seed(0)
+    errors = torch.randn(16, 500, 1, generator=generator, dtype=F64)
+    errors = errors - 0.9 * errors.mean(0)
+    y = torch.zeros(500, 1, dtype=F64)
+    members = MemberErrors(errors.square())
+    noise = members.likeliest_noise()
+    assert abs(slope_of_mixture(errors, y, noise)) < 1e-6
+    expected = torch.stack([Normal(f, noise).log_prob(y.squeeze(-1)) for f in errors.squeeze(-1)])
+    expected = math.log(16) - expected.logsumexp(0)
+    torch.testing.assert_close(members.log_density_loss(noise), expected)
+    gaussian = Residuals(errors.mean(0).square(), errors.var(0, correction=0)).likeliest_noise()
+    assert gaussian < 0.01 < 0.1 < noise
+    loss = members.log_density_loss(noise).mean()
+    assert members.log_density_loss(gaussian).mean() > loss + 10
 
 
 def test_default_settings_are_those_for_many_rows_and_given_ones_are_kept():

@@ -206,7 +206,8 @@ def test_held_out_rows_narrow_the_prior_where_classes_overlap_and_widen_it_where
 @pytest.mark.parametrize(("name", "steps"), [("swag", 2), ("ffg", 1), ("sghmc", 2), ("lowrank", 1)])
 def test_what_draws_all_weights_has_a_prior_one_step_wider_at_most(name, steps, monkeypatch):
     def wider_is_better(*args):
-        return PathSearch(len(args[3]) - 1, 0, torch.zeros(1), {}, {})
+        trials = {(number, 0): float(-number) for number in range(len(args[3]))}
+        return PathSearch(len(trials) - 1, 0, torch.zeros(1), {}, trials)
 
     monkeypatch.setattr(prior_scale, "search_paths", wider_is_better)
 

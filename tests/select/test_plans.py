@@ -11,11 +11,12 @@ from torch import nn
 import bayou
 from bayou.core import progress
 from bayou.network.target import Target
-from bayou.select import NamedMethod, Plan, by_name, plan
+from bayou.select import NamedMethod, Plan, by_name, plan, prior_scale
 from bayou.select.folds import describe_folds, split_folds
 from bayou.select.plans import Fitted
 from bayou.select.prior_scale import select_prior_scale
 from bayou.select.search_run import SearchRun
+from bayou.select.shared_searches import shared_searches
 from bayou.training.data import as_data
 
 F64 = torch.float64
@@ -86,7 +87,7 @@ def test_the_scale_of_a_prior_and_its_folds_are_described():
     assert describe_folds(split_folds(rows, 0)) == "by 5-fold cross-validation"
     target = replace(target_of(classes()), prior=bayou.Normal("fan_in", gain=3.0))
     run = SearchRun(progress=False, start=bayou.MAP(effort=0.1))
-    selected, record, decision = select_prior_scale(target, rows, run, draws_all_weights=False)
+    selected, record, (decision,) = select_prior_scale(target, rows, run, draws_all_weights=False)
     assert decision.endswith("of the default, chosen from 5 on 8 held-out rows")
     assert len(record["trials"]) == 5
     scale = min(record["trials"], key=lambda trial: trial["nll"])["scale"]
@@ -94,6 +95,43 @@ def test_the_scale_of_a_prior_and_its_folds_are_described():
     before = target.priors["0.weight"].log_scale
     after = selected.priors["0.weight"].log_scale
     assert float((after - before).exp()) == pytest.approx(scale)
+
+
+def test_methods_that_are_compared_share_the_search_of_the_prior_scale(monkeypatch):
+    rows = as_data(classes())
+    prior = bayou.Normal("fan_in", gain=3.0)
+    run = SearchRun(progress=False, start=bayou.MAP(effort=0.1))
+    searches = []
+    original = prior_scale.search_paths
+    monkeypatch.setattr(
+        prior_scale, "search_paths", lambda *args: searches.append(1) or original(*args)
+    )
+
+    def select(run=run, gain=1.0, rows=rows, draws_all_weights=False):
+        target = replace(target_of(classes()), prior=prior)
+        with torch.no_grad():
+            next(target.net.parameters()).mul_(gain)
+        _, record, decision = select_prior_scale(
+            target, rows, run, draws_all_weights=draws_all_weights
+        )
+        return {trial["scale"]: trial["nll"] for trial in record["trials"]}, decision
+
+    alone = select()
+    random_alone = select(draws_all_weights=True)
+    assert len(searches) == 2
+    with shared_searches():
+        assert select() == select() == alone
+        assert len(searches) == 3
+        losses, _ = select(draws_all_weights=True)  # without the widest prior
+        assert len(searches) == 3
+        assert losses.keys() == random_alone[0].keys()
+        assert list(losses.values()) == pytest.approx(list(random_alone[0].values()), rel=1e-2)
+        select(run=replace(run, seed=1))
+        select(gain=2.0)
+        select(rows=rows.split(0.2, 0)[0])
+        assert len(searches) == 6
+    select()
+    assert len(searches) == 7
 
 
 def test_a_plan_can_be_changed_and_fitted():

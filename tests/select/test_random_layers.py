@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 import pytest
@@ -14,6 +15,7 @@ from bayou.inference.method import Method
 from bayou.network.target import Target
 from bayou.posteriors import Empirical
 from bayou.select import NamedMethod, by_name, plan, regularization_path
+from bayou.select.best_method import compare_fits
 from bayou.select.random_layers import LastLayer
 from bayou.training.data import as_data
 
@@ -190,20 +192,25 @@ def test_the_first_method_within_the_standard_errors_is_selected():
     """Both rows have class 1; the second method is better in even rows and worse in odd ones."""
     x = torch.tensor([1.0, -1.0]).repeat(50).unsqueeze(1)
     rows = (x, torch.ones(100, dtype=torch.long))
+    held_out = as_data(rows, 128)
+
+    def choice(methods, errors):
+        fits = {
+            name: partial(bayou.fit, nn.Linear(1, 2), rows, method)
+            for name, method in methods.items()
+        }
+        return compare_fits(fits, held_out, 0, stages=(1, len(fits)), errors=errors).best
+
     methods = {
         "equal": Sure(1.0, 1.0),
         "better on average": Sure(5.0, 0.8),
         "bad": Sure(-9.0, -9.0),
     }
-
-    def choice(errors):
-        auto = bayou.select.Auto(methods, errors=errors)
-        return (bayou.fit(nn.Linear(1, 2), rows, auto).choice or "").partition(" was")[0]
-
-    assert choice(0.0) == "better on average"
-    assert choice(1.0) == "better on average"  # by .12 ± .04 nats, with as many even as odd rows
-    assert choice(100.0) == "equal"
+    assert choice(methods, 0.0) == "better on average"
+    # by .12 ± .04 nats, with as many even as odd rows
+    assert choice(methods, 1.0) == "better on average"
+    assert choice(methods, 100.0) == "equal"
     # "varied" has the lowest NLL and large errors; "better" is better than "equal" in every row, by
     # as much
     methods = {"equal": Sure(1.0, 1.0), "better": Sure(1.2, 1.2), "varied": Sure(9.0, 0.4)}
-    assert choice(2.0) == "better"
+    assert choice(methods, 2.0) == "better"

@@ -186,7 +186,7 @@ def test_a_fit_to_a_loader_predicts_in_its_units():
     assert error < 0.2 * 1e5 * data.y.std()
 
 
-def test_codes_indicators_constants_and_images_are_left_alone():
+def test_codes_indicators_and_images_are_left_alone_and_constants_become_one():
     x, _ = linear_rows()
     codes = torch.arange(ROWS, dtype=F64).remainder(7)
     indicator = (x[:, 0] > 0).double()
@@ -194,7 +194,8 @@ def test_codes_indicators_constants_and_images_are_left_alone():
     years = torch.arange(ROWS, dtype=F64) + 1980
     table = torch.stack([codes, indicator, constant, years, 1e4 * x[:, 1]], 1)
     columns = describe_columns(network(5), table)
-    assert columns.is_standardized.tolist() == [False, False, False, True, True]
+    assert columns.is_standardized.tolist() == [False, False, True, True, True]
+    assert (float(columns.shift[2]), float(columns.scale[2])) == (0.0, 5.0)
     assert describe_columns(network(), torch.rand(10, 1, 8, 8)) is None
     assert describe_columns(network(), torch.randint(0, 100, (10, 5))) is None
     pixels = torch.rand(50, 64)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         plan as plan,
     )
     from bayou.select.settings import Training as Training
+    from bayou.select.stacking import stack as stack
 else:
     from bayou.core.lazy import lazy_imports
 

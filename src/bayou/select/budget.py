@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-from bayou.likelihoods.discrete import FiniteLikelihood
+from bayou.likelihoods.continuous import BoundHeteroscedastic
 from bayou.methods.point import MAP
 from bayou.network.target import Target
 from bayou.training.data import Rows
@@ -35,8 +35,7 @@ def shares_passes(target: Target, rows: Rows) -> bool:
     x: Any = next(rows.with_batch_size(1).epoch())[0]
     if not isinstance(x, Tensor) or x.ndim != 2:
         return False
-    has_one_noise = target.likelihood.gaussian_noise is not None
-    if not has_one_noise and not isinstance(target.likelihood, FiniteLikelihood):
+    if isinstance(target.likelihood, BoundHeteroscedastic):
         return False
     modules = target.net.named_modules()
     layers = {name for name, module in modules if isinstance(module, nn.Linear)}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from glob import escape
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from bayou.diagnostics.checks import MAX_BASELINE_ROWS, MAX_CHECKED_ROWS, check_
 from bayou.inference.data_checks import LAST, check_gradients_enabled, first_inputs, last_layer
 from bayou.inference.method import Method, identity
 from bayou.likelihoods import Categorical, Gaussian, Likelihood
+from bayou.likelihoods.named import AUTO, NOISE, find_likelihood
 from bayou.methods.vi import VI
 from bayou.network import check_tensor, clear_errors, rows_of, with_output
 from bayou.network.inputs import Select
@@ -26,7 +28,14 @@ from bayou.network.units import Units, with_units
 from bayou.posteriors.checks import Checks
 from bayou.posteriors.posterior import Posterior
 from bayou.select import Recipe, by_name, plan
+from bayou.select.full_batch import MAX_FULL_BATCH_ROWS
+from bayou.select.likelihood_choice import (
+    LikelihoodChoice,
+    likelihood_candidates,
+    select_likelihood,
+)
 from bayou.select.noise import UNITS_OF_FIT
+from bayou.select.plans import SearchInterrupted
 from bayou.select.standardize import (
     apply_units,
     choose_units,
@@ -34,6 +43,8 @@ from bayou.select.standardize import (
     warn_if_far_from_unit_scale,
     without_sentinels,
 )
+from bayou.select.target_units import describe_targets
+from bayou.training.blocks import Blocks
 from bayou.training.checkpoints import fingerprint
 from bayou.training.data import Data, Rows, as_data
 from bayou.training.inputs import digest
@@ -41,7 +52,7 @@ from bayou.training.ranks import Ranks, sharing
 from bayou.training.rows import some_rows
 from bayou.training.seeds import as_int_seed
 
-NOISE = 0.5  # standard deviations of y: the initial noise by default
+CANDIDATE_EFFORT = 0.3  # of the fits that compare likelihoods
 
 
 def fit(
@@ -49,10 +60,12 @@ def fit(
     data: Any,
     method: Method | Recipe | str | None = None,
     *,
-    likelihood: Likelihood | None = None,
+    likelihood: Likelihood | str | None = None,
     prior: PriorRules | None = None,
     output: Select = None,
     where: str | Sequence[str] | None = None,
+    groups: Any = None,
+    times: Any = None,
     seed: int = 0,
     checkpoint: StrPath | None = None,
     progress: Show = True,
@@ -72,8 +85,12 @@ def fit(
             for the fit, and the posterior takes and predicts data in your units. Or a method object
             such as ``VI(MNF())`` or ``Laplace()``, which means exactly what its fields say and fits
             data as they are: standardize them. ``VI()`` by default.
-        likelihood: p(y | f), by default ``Categorical()`` for whole numbers y, and for real numbers
-            ``Gaussian`` with a learned noise that starts at half the standard deviation of y.
+        likelihood: p(y | f), or a name of ``bayou.likelihoods.list_likelihoods()`` such as
+            "lognormal" or "negative-binomial", which starts at the scale of y and learns its
+            parameters, or "auto": "gaussian" unless "student-t" or (for y > 0) "lognormal" predicts
+            held-out rows better by two standard errors. By default ``Categorical()`` for whole
+            numbers y, and for real numbers ``Gaussian`` with a learned noise that starts at half
+            the standard deviation of y ("auto" with the method "auto").
         prior: a prior such as ``Normal(1.0)``, or patterns → priors. By default a method by name
             selects the scale of a fan-in prior; VI and IVON learn one per unit in networks of 5,000
             weights or more if no length is given; other methods use N(0, 1).
@@ -84,6 +101,11 @@ def fit(
             method. All other parameters are frozen, as are those with ``requires_grad=False``: they
             are shared with ``net`` and never copied, so it must not change while the posterior is
             used.
+        groups: the group of each row, such as a patient or a shop: numbers or texts (N,). Rows that
+            the fit holds out, to select settings or to stop, are whole groups then, as rows of new
+            groups will be. None (the default): held-out rows are random.
+        times: the time of each row, numbers or datetime64 (N,). Rows that the fit holds out are the
+            latest then, with ties together. None (the default): held-out rows are random.
         seed: the same seed gives the same posterior.
         checkpoint: a file from which an interrupted run continues bit for bit; of several processes
             the first writes.
@@ -93,37 +115,132 @@ def fit(
         ValueError: for an unknown name (with the nearest one), or inconsistent data, networks or
             priors.
     """
-    selects_settings = isinstance(method, str | Recipe)
     chosen = _resolve_method(method)
     check_gradients_enabled()
-    rows = as_data(data, chosen.batch_size)
+    rows = _with_blocks(as_data(data, chosen.batch_size), groups, times)
     if likelihood is None:
         warn_of_binary_targets(rows)
     net = with_output(net, output)
-    units = None
-    if not selects_settings:
-        warn_if_far_from_unit_scale(rows)
-    elif where is None:
-        rows = without_sentinels(rows, likelihood)
-        units = choose_units(net, rows, likelihood)
-    fitted_rows = rows
-    if units is not None:
-        net = with_units(net, units)
-        fitted_rows = apply_units(units, rows)
-    likelihood = _likelihood_in_units(likelihood, fitted_rows, units)
-    target = _build_target(net, likelihood, prior, fitted_rows, where)
-    posterior = _fit_by_all_ranks(chosen, target, fitted_rows, seed, checkpoint, progress)
-    if units is not None:
-        units.activate(next(target.net.parameters()))
-        posterior.take_units(units)
-        if units.output is not None:
-            posterior.plan = posterior.plan.replace(UNITS_OF_FIT, "standard deviations of y")
+    standardizes = isinstance(method, str | Recipe)
+    if not standardizes:
+        warn_if_far_from_unit_scale(net, rows)
+    try:
+        is_open = likelihood is None and isinstance(chosen, Recipe) and chosen.selects_likelihood
+        choice = None
+        if likelihood == AUTO or (is_open and likelihood_candidates(rows.targets())):
+            choice = _choose_likelihood(net, prior, where, rows, seed, progress)
+    except SearchInterrupted as stop:
+        return stop.posterior
+    if choice is not None:
+        likelihood = choice.name
+    problem = _Problem.of(net, rows, likelihood, standardizes=standardizes and where is None)
+    target = _build_target(problem.net, problem.likelihood, prior, problem.fitted_rows, where)
+    posterior = _fit_by_all_ranks(chosen, target, problem.fitted_rows, seed, checkpoint, progress)
+    problem.restore_units(posterior)
+    if choice is not None and choice.stage is not None:
+        posterior.selection = [choice.stage, *posterior.selection]
+        posterior.plan = "; ".join(filter(None, (choice.decision, posterior.plan)))
     if posterior.stopped != "interrupted":
         index = posterior.held_out_index
         if index is None and isinstance(chosen, Method):
-            index = chosen.held_out_index(fitted_rows, seed)
-        posterior.check_when_read(_deferred_check(rows, index, as_int_seed(seed)))
+            index = chosen.held_out_index(problem.fitted_rows, seed)
+        check = _deferred_check(problem.rows, index, as_int_seed(seed))
+        posterior.check_when_read(check)
     return posterior
+
+
+@final
+@dataclass(frozen=True)
+class _Problem:
+    """What is fitted: the network, the likelihood and the rows, in the units of the fit.
+
+    Args:
+        net: the network, with the units.
+        likelihood: for the rows of the fit.
+        rows: the data in the user's units.
+        fitted_rows: the data in the units of the fit.
+        units: the standardization; None for data as they are.
+    """
+
+    net: nn.Module
+    likelihood: Likelihood
+    rows: Data
+    fitted_rows: Data
+    units: Units | None
+
+    @classmethod
+    def of(
+        cls,
+        net: nn.Module,
+        rows: Data,
+        likelihood: Likelihood | str | None,
+        *,
+        standardizes: bool,
+    ) -> _Problem:
+        """Return the problem of fitting rows, standardized or as they are.
+
+        Args:
+            net: the network.
+            rows: the data in the user's units.
+            likelihood: as for ``fit``.
+            standardizes: whether x and y are standardized.
+        """
+        is_named = isinstance(likelihood, str)
+        likelihood = _resolve_likelihood(likelihood, rows)
+        units = None
+        if standardizes:
+            rows = without_sentinels(rows, likelihood)
+            units = choose_units(net, rows, likelihood, shares_scale=not is_named)
+            if likelihood is not None:
+                likelihood = likelihood.starting_at(sampled_rows(rows)[1])
+        elif is_named and likelihood is not None:
+            likelihood = _scaled_to(likelihood, sampled_rows(rows)[1])
+        fitted_rows = rows
+        if units is not None:
+            net = with_units(net, units)
+            fitted_rows = apply_units(units, rows)
+        likelihood = _likelihood_in_units(likelihood, fitted_rows, units, is_named=is_named)
+        return cls(net, likelihood, rows, fitted_rows, units)
+
+    def restore_units(self, posterior: Posterior) -> None:
+        """Convert a posterior of the problem to the units of the user."""
+        if self.units is None:
+            return
+        self.units.activate(next(posterior.target.net.parameters()))
+        posterior.take_units(self.units)
+        if self.units.output is not None:
+            values = "log y" if self.units.is_log else "y"
+            posterior.plan = posterior.plan.replace(
+                UNITS_OF_FIT, f"standard deviations of {values}"
+            )
+
+
+def _choose_likelihood(
+    net: nn.Module,
+    prior: PriorRules | None,
+    where: str | Sequence[str] | None,
+    rows: Data,
+    seed: int,
+    progress: Show,
+) -> LikelihoodChoice:
+    """Select a likelihood on held-out rows."""
+    seed = as_int_seed(seed)
+
+    def fit_candidate(name: str, training: Rows) -> Posterior:
+        # Modes by L-BFGS are quick, and with less effort they would seem worse than they are.
+        is_quick = name != "student-t" and training.n <= MAX_FULL_BATCH_ROWS
+        return fit(
+            net,
+            training,
+            by_name("map", effort=1.0 if is_quick else CANDIDATE_EFFORT),
+            likelihood=name,
+            prior=prior,
+            where=where,
+            seed=seed,
+            progress=progress,
+        )
+
+    return select_likelihood(fit_candidate, rows, seed)
 
 
 def _resolve_method(method: Method | Recipe | str | None) -> Method | Recipe:
@@ -141,8 +258,48 @@ def _resolve_method(method: Method | Recipe | str | None) -> Method | Recipe:
     return method
 
 
+def _with_blocks(rows: Data, groups: Any, times: Any) -> Data:
+    """Return the data with the rows that are held out together, by groups or by times."""
+    if groups is None and times is None:
+        return rows
+    if not isinstance(rows, Rows):
+        raise ValueError(
+            "groups and times need rows in a fixed order: give tensors (x, y) or a Dataset, not "
+            "batches"
+        )
+    return rows.with_blocks(Blocks.of(rows.n, groups, times))
+
+
+def _resolve_likelihood(likelihood: Likelihood | str | None, rows: Data) -> Likelihood | None:
+    """Return the likelihood that the user means; None for the default one.
+
+    A likelihood by name is that of targets of unit scale.
+    """
+    if not isinstance(likelihood, str):
+        return likelihood
+    named = find_likelihood(likelihood)
+    y = sampled_rows(rows)[1]
+    if likelihood == "gaussian" and y.is_floating_point():
+        return None
+    return named.make(y)
+
+
+def _scaled_to(likelihood: Likelihood, y: Tensor) -> Likelihood:
+    """Return a likelihood by name for targets as they are: its noise, its unit, its cut points."""
+    likelihood = likelihood.starting_at(y)
+    units = describe_targets(y, likelihood)
+    if units is None:
+        return likelihood
+    scale = units.values.scale
+    of_log = likelihood.of_log()
+    if of_log is not None:
+        of_log = of_log.in_units(scale)
+        return likelihood if of_log is None else of_log.of_exp()
+    return likelihood.in_units(scale) or likelihood
+
+
 def _likelihood_in_units(
-    likelihood: Likelihood | None, rows: Data, units: Units | None
+    likelihood: Likelihood | None, rows: Data, units: Units | None, *, is_named: bool
 ) -> Likelihood:
     """Return the likelihood for the rows of the fit.
 
@@ -153,9 +310,12 @@ def _likelihood_in_units(
         likelihood: as given, for y in the user's units.
         rows: in the units of the fit.
         units: the standardization, if there is one.
+        is_named: whether the likelihood is that of targets of unit scale already.
     """
     output = None if units is None else units.output
-    if likelihood is not None and output is not None:
+    if likelihood is not None and units is not None and units.is_log:
+        likelihood = likelihood.of_log()
+    if likelihood is not None and output is not None and not is_named:
         likelihood = likelihood.in_units(1 / output.scale)
     if likelihood is not None:
         return likelihood
@@ -208,9 +368,8 @@ def _deferred_check(
     held_out: Any = None
     train: Any = rows
     if held_out_index is not None and isinstance(rows, Rows):
-        held_out = Rows(rows.source, held_out_index, rows.batch_size)
-        is_fitted = torch.isin(rows.index, held_out_index, invert=True)
-        train = Rows(rows.source, rows.index[is_fitted], rows.batch_size)
+        held_out = rows.at(held_out_index)
+        train = rows.without(held_out_index)
     if isinstance(rows, Rows) and isinstance(rows.source, tuple):
         train = some_rows(train, MAX_BASELINE_ROWS, seed)
         held_out = None if held_out is None else some_rows(held_out, MAX_CHECKED_ROWS, seed)

@@ -14,35 +14,37 @@ from bayou.training.data import Rows
 
 Fold = tuple[Rows, Rows]  # training rows and held-out rows
 FOLDS: Final = 5
+MIN_ROWS_OF_FEWER_FOLDS: Final = 10  # rows, below which less effort does not save folds
 SINGLE_FOLD_ROWS: Final = 500  # rows, from which one fold is used instead of five
 
 
 def split_folds(rows: Rows, seed: int, effort: float = 1.0) -> list[Fold]:
     """Split rows into five folds, fewer with less effort, or only the first of many rows.
 
+    Rows of one group are in one fold, and many groups count as many rows. Rows with times have one
+    fold, whose held-out rows are the latest.
+
     Args:
         rows: all rows.
         seed: of their order.
-        effort: below 1 there are fewer folds.
+        effort: below 1 there are fewer folds, from 10 rows on.
 
     Returns:
         The training rows and the held-out rows of each fold.
     """
     count = max(1, min(FOLDS, round(effort * FOLDS)))
-    if rows.n >= SINGLE_FOLD_ROWS:
+    if rows.n < MIN_ROWS_OF_FEWER_FOLDS:
+        count = FOLDS
+    blocks = rows.blocks
+    units = rows.n if blocks is None else blocks.count(rows.index)
+    if units >= SINGLE_FOLD_ROWS:
         count = 1
-    order = rows.index[rng.permutation(rows.n, seed)]
-    folds = []
-    for k in range(count):
-        held_out = order[k::FOLDS].sort().values
-        training = rows.index[torch.isin(rows.index, held_out, invert=True)]
-        folds.append(
-            (
-                Rows(rows.source, training, rows.batch_size),
-                Rows(rows.source, held_out, rows.batch_size),
-            )
-        )
-    return folds
+    if blocks is None:
+        order = rows.index[rng.permutation(rows.n, seed)]
+        held_out = [order[k::FOLDS].sort().values for k in range(count)]
+    else:
+        held_out = [rows.index[mask] for mask in blocks.folds(rows.index, FOLDS, seed)[:count]]
+    return [(rows.without(index), rows.at(index)) for index in held_out]
 
 
 def held_out_masks(rows: Rows, folds: Sequence[Fold]) -> Tensor:
@@ -76,6 +78,11 @@ def describe_folds(folds: Sequence[Fold]) -> str:
     Args:
         folds: training and held-out rows.
     """
+    held_out = folds[0][1]
+    blocks = held_out.blocks
+    if blocks is not None and blocks.are_ordered:
+        return f"on the latest {held_out.n:,} rows, held out"
+    of_groups = "" if blocks is None else " of whole groups"
     if len(folds) == 1:
-        return f"on {folds[0][1].n:,} held-out rows"
-    return f"by {len(folds)}-fold cross-validation"
+        return f"on {held_out.n:,} held-out rows{of_groups}"
+    return f"by {len(folds)}-fold cross-validation{of_groups}"

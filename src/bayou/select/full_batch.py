@@ -11,8 +11,6 @@ from bayou.core.params import Params
 from bayou.core.progress import Show
 from bayou.inference.method import Method
 from bayou.inference.point import PointModel
-from bayou.likelihoods.continuous import BoundHeteroscedastic
-from bayou.likelihoods.discrete import FiniteLikelihood
 from bayou.methods.point import MAP
 from bayou.network.target import Target
 from bayou.posteriors import Posterior
@@ -25,7 +23,7 @@ from bayou.training.data import Data, Rows, as_data
 from bayou.training.seeds import as_int_seed
 
 MAX_FULL_BATCH_ROWS: Final = 5000  # rows, above which full passes cost more than the training
-MIN_SEARCH_ROWS: Final = 2 * FOLDS  # below, settings are not selected on held-out rows
+MIN_SEARCH_ROWS: Final = FOLDS  # below, settings are not selected on held-out rows
 
 
 @final
@@ -130,14 +128,14 @@ def has_fixed_normal_priors(target: Target) -> bool:
 def is_judged_by_log_prob(target: Target) -> bool:
     """Return whether −log p of held-out rows selects the scale of Normal priors.
 
-    It does for classes, and for a network that predicts its own noise.
+    It does where the likelihood has nothing to learn, except for one Gaussian noise of all rows.
 
     Args:
         target: has the likelihood and the priors.
     """
-    return has_fixed_normal_priors(target) and isinstance(
-        target.likelihood, FiniteLikelihood | BoundHeteroscedastic
-    )
+    learns_likelihood = any(True for _ in target.likelihood.parameters())
+    has_one_noise = target.likelihood.gaussian_noise is not None
+    return has_fixed_normal_priors(target) and not has_one_noise and not learns_likelihood
 
 
 def initial_weights(start: MAP, method: Method, target: Target, seed: int) -> Params | None:

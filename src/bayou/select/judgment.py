@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -101,23 +102,7 @@ class Residuals:
         small where few rows have most of the variance, such as those of rare levels of a category:
         intervals of all others are too narrow.
         """
-        mean_square = float(self.squares.mean())
-        if mean_square == 0:
-            return 0.0
-        low = math.log(MIN_NOISE_SHARE * mean_square)
-        high = math.log(float(self.squares.max()))
-        candidates = torch.linspace(low, high, CANDIDATES, dtype=torch.float64).tolist()
-        losses = [float(self.log_density_loss(math.exp(log / 2)).mean()) for log in candidates]
-        best = losses.index(min(losses))
-        low = candidates[max(best - 1, 0)]
-        high = candidates[min(best + 1, CANDIDATES - 1)]
-        for _ in range(BISECTIONS):
-            middle = (low + high) / 2
-            if self._is_below_likeliest(math.exp(middle)):
-                low = middle
-            else:
-                high = middle
-        return math.exp((low + high) / 4)
+        return _search_noise(self.squares, self.log_density_loss, self._is_below_likeliest)
 
     def _is_below_likeliest(self, noise_variance: float) -> bool:
         """Return whether the log density rises with the variance of the noise."""
@@ -129,6 +114,90 @@ class Residuals:
         needed = (self.squares / QUANTILE**2 - self.variances).flatten()
         least = MIN_NOISE_SHARE * float(self.squares.mean())
         return math.sqrt(max(least, float(needed.quantile(LEVEL))))
+
+
+@final
+@dataclass(frozen=True)
+class MemberErrors:
+    """Squared residuals of every point of a finite posterior, whose prediction is their mixture.
+
+    Where the points differ by more than the noise, the mixture has gaps between them that a
+    Gaussian with the same mean and variance (``Residuals``) does not have.
+
+    Args:
+        squares: (S, M, D) for S points and M held-out rows of D numbers.
+    """
+
+    squares: Tensor
+
+    @staticmethod
+    @torch.no_grad()
+    def of(posterior: Posterior, held_out: Rows, seed: int) -> MemberErrors:
+        """Predict the held-out rows with at most ``FUNCTIONS`` points.
+
+        Args:
+            posterior: predicts the rows.
+            held_out: the rows.
+            seed: of the choice of points.
+        """
+        weight = next(iter(posterior.sample(1).values()))
+        count = min(FUNCTIONS, posterior.draws or FUNCTIONS)
+        squares = []
+        for batch in held_out.epoch():
+            x, y = move(batch, weight)
+            outputs = posterior.predict(x, count, seed=seed).outputs
+            squares.append((outputs - y).square().flatten(2))
+        return MemberErrors(torch.cat(squares, 1).double())
+
+    def log_density_loss(self, noise: float) -> Tensor:
+        """Return −log 1/S Σ_s N(y; f_s, noise²) for every row, (M,).
+
+        Args:
+            noise: the standard deviation of the noise.
+        """
+        count, _, numbers = self.squares.shape
+        exponent = -0.5 * self.squares.sum(2) / noise**2
+        constant = 0.5 * numbers * math.log(2 * math.pi * noise**2) + math.log(count)
+        return constant - exponent.logsumexp(0)
+
+    def likeliest_noise(self) -> float:
+        """Return the noise σ that maximizes the log density of the mixture."""
+        return _search_noise(self.squares, self.log_density_loss, self._is_below_likeliest)
+
+    def _is_below_likeliest(self, noise_variance: float) -> bool:
+        """Return whether the log density rises with the variance of the noise."""
+        responsibility = (-0.5 * self.squares.sum(2) / noise_variance).softmax(0)
+        mean_square = (responsibility * self.squares.mean(2)).sum(0).mean()
+        return float(mean_square) > noise_variance
+
+
+def _search_noise(
+    squares: Tensor, loss: Callable[[float], Tensor], is_below: Callable[[float], bool]
+) -> float:
+    """Return the noise σ with the lowest mean loss; 0 for residuals that are all 0.
+
+    Args:
+        squares: the squared residuals, which bound σ².
+        loss: from a noise to −log density of every row.
+        is_below: whether the density rises with a variance σ².
+    """
+    mean_square = float(squares.mean())
+    if mean_square == 0:
+        return 0.0
+    low = math.log(MIN_NOISE_SHARE * mean_square)
+    high = math.log(float(squares.max()))
+    candidates = torch.linspace(low, high, CANDIDATES, dtype=torch.float64).tolist()
+    losses = [float(loss(math.sqrt(math.exp(log))).mean()) for log in candidates]
+    best = losses.index(min(losses))
+    low = candidates[max(best - 1, 0)]
+    high = candidates[min(best + 1, CANDIDATES - 1)]
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        if is_below(math.exp(middle)):
+            low = middle
+        else:
+            high = middle
+    return math.exp((low + high) / 4)
 
 
 def judge(posterior: Residuals, mode: Residuals) -> tuple[Comparison, bool]:

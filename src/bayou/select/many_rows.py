@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import fields, replace
 from typing import Any, Final, TypeVar
 
 from bayou.core.progress import stage
 from bayou.core.specs import Checked
-from bayou.inference.baseline_checks import MIN_EXCESS
+from bayou.inference.baseline_checks import MIN_EXCESS, WorseThanModeWarning
 from bayou.inference.data_checks import last_layer as last_layer_names
 from bayou.inference.method import Method
 from bayou.methods.point import MAP
 from bayou.network.target import Target
 from bayou.posteriors import Empirical, Posterior
+from bayou.posteriors.posterior import Stage
+from bayou.select.beside_mode import ModeShare, has_not_converged, plan_beside_mode
 from bayou.select.judgment import Residuals, judge
 from bayou.select.noise import UNITS_OF_FIT, match_noise
 from bayou.select.plans import Fitted, Plan
+from bayou.select.prior_scale import select_scale_of_many_rows
 from bayou.select.search_run import SearchRun, raise_if_stopped, target_at
 from bayou.training.data import Rows
 from bayou.training.settings import Settings
@@ -37,6 +41,8 @@ def plan_many_rows(
     run: SearchRun,
     *,
     tries_last_layer: bool = False,
+    mixes_with_mode: bool = False,
+    selects_prior: bool = False,
 ) -> Plan:
     """Fit a method to nine tenths of the rows, and match its noise to the others.
 
@@ -50,6 +56,8 @@ def plan_many_rows(
         run: of the search.
         tries_last_layer: whether a method that is worse than its mode is fitted again over the last
             layer, if it can do that.
+        mixes_with_mode: whether one that is still worse becomes a mixture with the mode.
+        selects_prior: whether the scale of the priors is selected.
 
     Returns:
         A plan with the posterior.
@@ -57,12 +65,18 @@ def plan_many_rows(
     Raises:
         SearchInterrupted: after Ctrl-C, with the mode or the posterior so far.
     """
-    least, most = LARGE_HELD_OUT
-    held_out_rows = max(least, min(most, rows.n / 10))
-    training, held_out = rows.split(held_out_rows / rows.n, run.part_seed("folds"))
+    training, held_out = split_many_rows(rows, run)
     is_of_modes = method == run.start or method.starts(target, run.seed) is not None
     method = with_large_steps(method, training)
     run = replace(run, start=with_large_steps(run.start, training))
+    stages: tuple[Stage, ...] = ()
+    prior_decisions: tuple[str, ...] = ("priors as given",)
+    if selects_prior:
+        target, record, prior_decisions = select_scale_of_many_rows(
+            target, training, held_out, run, draws_all_weights=method.draws_all_weights
+        )
+        stages = (record,)
+    mode = None
     if is_of_modes:  # each mode learns its own noise
         with stage(1, 1):
             posterior = _fit_planned(method.at_mode(1.0, training), target, training, run)
@@ -71,17 +85,90 @@ def plan_many_rows(
             mode = run.start.fit(target, training, **run.options("mode"))
         noise = match_noise(mode, held_out, run.seed)
         raise_if_stopped(mode)
-        with stage(2, 2):
-            posterior = _fit_planned(
-                method.at_mode(noise, training), target_at(mode), training, run
+        with warnings.catch_warnings():
+            if mixes_with_mode:  # what is worse than its mode is mixed with it below
+                warnings.simplefilter("ignore", WorseThanModeWarning)
+            posterior = _fit_at_mode(
+                method, mode, noise, training, held_out, run, tries_last_layer=tries_last_layer
             )
-        if posterior.stopped != "interrupted":
-            posterior = _improve(posterior, mode, method, training, held_out, run, tries_last_layer)
+    share = _mode_share(posterior, mode if mixes_with_mode else None, held_out, run)
     noise = match_noise(posterior, held_out, run.seed)
-    posterior.held_out_index = held_out.index
-    plan = Fitted.plan(method, posterior, training, run.seed)
+    plan = _plan_with_mode(
+        Fitted.plan(method, posterior, training, run.seed), posterior, mode, share, held_out
+    )
     decision = f"noise {noise:.3g} {UNITS_OF_FIT}, the likeliest for {held_out.n:,} held-out rows"
-    return replace(plan, decisions=(decision, "priors as given"))
+    return replace(
+        plan,
+        decisions=(decision, *prior_decisions, *plan.decisions),
+        stages=(*stages, *plan.stages),
+    )
+
+
+def _mode_share(
+    posterior: Posterior, mode: Empirical | None, held_out: Rows, run: SearchRun
+) -> ModeShare:
+    """Return the share of the mode in the mixture that predicts held-out rows best.
+
+    It is 0 without a mode, and for a posterior that Ctrl-C has stopped.
+    """
+    if mode is None or posterior.stopped == "interrupted":
+        return ModeShare()
+    return ModeShare.of_residuals(
+        Residuals.of(posterior, held_out, run.seed), Residuals.of(mode, held_out, run.seed)
+    )
+
+
+def _plan_with_mode(
+    plan: Plan, posterior: Posterior, mode: Empirical | None, share: ModeShare, held_out: Rows
+) -> Plan:
+    """Return the plan of a posterior, beside its mode where that has a share of the weight."""
+    posterior.held_out_index = held_out.index
+    if mode is None or share.weight == 1:
+        return plan
+    mode.held_out_index = held_out.index
+    return plan_beside_mode(plan, share, mode)
+
+
+def _fit_at_mode(
+    method: Method,
+    mode: Empirical,
+    noise: float,
+    training: Rows,
+    held_out: Rows,
+    run: SearchRun,
+    *,
+    tries_last_layer: bool,
+) -> Posterior:
+    """Fit a method from its mode, and improve it where the held-out rows say so.
+
+    Args:
+        method: with the settings for many rows.
+        mode: of the training rows.
+        noise: that is likeliest for the mode.
+        training: the rows that are fitted.
+        held_out: the rows that judge the fit.
+        run: of the search.
+        tries_last_layer: see ``plan_many_rows``.
+    """
+    with stage(2, 2):
+        posterior = _fit_planned(method.at_mode(noise, training), target_at(mode), training, run)
+    if posterior.stopped == "interrupted":
+        return posterior
+    return _improve(posterior, mode, method, training, held_out, run, tries_last_layer)
+
+
+def split_many_rows(rows: Rows, run: SearchRun) -> tuple[Rows, Rows]:
+    """Return the rows of the fits of a search, and those that judge them.
+
+    Of few rows, whose modes L-BFGS cannot find, a fifth is held out.
+
+    Args:
+        rows: all rows.
+        run: of the search.
+    """
+    least, most = LARGE_HELD_OUT
+    held_out_rows = max(min(least, rows.n / 5), min(most, rows.n / 10))
+    return rows.split(held_out_rows / rows.n, run.part_seed("folds"))
 
 
 def _fit_planned(method: Method, target: Target, rows: Rows, run: SearchRun) -> Posterior:
@@ -146,15 +233,6 @@ def _improve(
     if posterior.history and "collapsed" not in posterior.history[-1]:
         posterior.history[-1] |= record
     return posterior
-
-
-def has_not_converged(posterior: Posterior) -> bool:
-    """Return whether the objective of the last run was still rising at its end.
-
-    Args:
-        posterior: has the history.
-    """
-    return bool(posterior.history) and posterior.history[-1].get("rising") is not None
 
 
 def with_large_steps(spec: Spec, rows: Rows) -> Spec:

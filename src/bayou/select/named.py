@@ -29,6 +29,8 @@ POINT_LR = 5e-3
 # weights is twice as wide as the one selected on held-out rows, and mislabeled rows are overfitted.
 GAIN_STD = 0.1
 CHAINS = 2
+MEMBERS = 5
+SHARED_MEMBERS = 16
 SMALL_CHAINS = 8  # of stochastic gradients in a small network, where eight cost little more
 
 
@@ -49,6 +51,7 @@ class Named:
             that of mle is a guess, and laplace-last, psgld and csgld have those of their relatives.
         selects_prior: whether part of the cost is a search of the prior scale, which a number of
             steps does not shorten.
+        needs_net: whether it fits the network that is given, and not one of its own.
     """
 
     name: str
@@ -58,6 +61,7 @@ class Named:
     dropout: bool = False
     cost: float | None = None
     selects_prior: bool = True
+    needs_net: bool = True
 
     def prepare(self, net: nn.Module) -> nn.Module:
         """Return the network, with dropout added if the method needs it and the network has none.
@@ -90,6 +94,7 @@ def _held_out(
     start: Callable[[Training], MAP] = _mode,
     *,
     selects_layers: bool = False,
+    mixes_with_mode: bool = True,
 ) -> Make:
     """Select prior scale and, in a regression, noise of a method on held-out rows.
 
@@ -97,12 +102,19 @@ def _held_out(
         make: makes the method.
         start: makes the method that finds modes.
         selects_layers: whether it is selected, too, if all layers are random or the last one.
+        mixes_with_mode: whether a method that is worse than its mode becomes a mixture with it.
+            Methods that prune stay alone, since ``bayou.compress`` takes no mixture.
     """
 
     def make_recipe(config: Training) -> Recipe:
         from bayou.select.recipes import NamedMethod
 
-        return NamedMethod(make(config), start(config), selects_layers=selects_layers)
+        return NamedMethod(
+            make(config),
+            start(config),
+            selects_layers=selects_layers,
+            mixes_with_mode=mixes_with_mode,
+        )
 
     return make_recipe
 
@@ -137,7 +149,7 @@ def _laplace(config: Training) -> Recipe:
 
     start = _full_batch_mode(config)
     full = bayou.Laplace("full", start=start, prior="validation")
-    return NamedMethod(full, _mode(config), large=_last_layer(config))
+    return NamedMethod(full, _mode(config), large=_last_layer(config), mixes_with_mode=True)
 
 
 def _last_layer(config: Training) -> Method:
@@ -196,9 +208,9 @@ def _langevin(family: str, **options: str) -> Make:
             start=start, chains=config.chains or CHAINS, **settings, **options
         )
         if config.chains is not None:
-            return NamedMethod(chains, start, selects_layers=True)
+            return NamedMethod(chains, start, selects_layers=True, mixes_with_mode=True)
         many = replace(chains, chains=SMALL_CHAINS, effort=chains.effort / 2)
-        return NamedMethod(many, start, large=chains, selects_layers=True)
+        return NamedMethod(many, start, large=chains, selects_layers=True, mixes_with_mode=True)
 
     return make
 
@@ -222,11 +234,32 @@ def _annealing(config: Training) -> Method:
     return _with_effort(method, config.effort, "temperatures")
 
 
-def _auto(config: Training) -> Recipe:
-    """Make the comparison of five names."""
-    from bayou.select.recipes import CANDIDATES, Auto
+def _shared_members(config: Training) -> Recipe:
+    """Make members that share all weights but for a rank-1 factor of each layer."""
+    from bayou.select.recipes import SharedMembers
 
-    return Auto({name: find(name).make(config) for name in CANDIDATES})
+    family = bayou.guides.RankOne(config.members or SHARED_MEMBERS, spread=1.0)
+    return SharedMembers(bayou.VI(family, **_training_settings(config, lr=2e-3)), _mode(config))
+
+
+def _bins(config: Training) -> Recipe:
+    """Make Laplace for the network of tables in place of the given network."""
+    from bayou.select.binned import Binned
+
+    return Binned(_laplace(config))
+
+
+def _auto(config: Training) -> Recipe:
+    """Make the mixture of several names."""
+    from bayou.select.recipes import CANDIDATES, Auto, NamedMethod
+
+    methods: dict[str, Method | Recipe] = {}
+    for name in CANDIDATES:
+        recipe = find(name).make(config)
+        if isinstance(recipe, NamedMethod):  # the weights of the mixture judge the method
+            recipe = replace(recipe, mixes_with_mode=False)
+        methods[name] = recipe
+    return Auto(methods)
 
 
 _METHODS = (
@@ -257,8 +290,16 @@ _METHODS = (
         "ensemble",
         "Ensemble",
         "several networks (Lakshminarayanan 2017)",
-        _held_out(lambda c: bayou.Ensemble(c.members, of=_mode(c))),
+        _held_out(lambda c: bayou.Ensemble(c.members or MEMBERS, of=_mode(c))),
         cost=5.0,
+    ),
+    Named(
+        "tabm",
+        "TabM",
+        "an ensemble at the cost of one network, which shares its weights (Gorishniy 2024)",
+        _shared_members,
+        selects_prior=False,
+        cost=4.0,
     ),
     Named(
         "ffg",
@@ -291,19 +332,19 @@ _METHODS = (
         "sparse",
         "Sparse VD",
         "variational dropout that prunes (Molchanov 2017)",
-        _held_out(_guide("SparseVD", scale_lr=1e-2, warmup=0.5)),
+        _held_out(_guide("SparseVD", scale_lr=1e-2, warmup=0.5), mixes_with_mode=False),
     ),
     Named(
         "jeffreys",
         "Normal-Jeffreys",
         "variational, prunes irrelevant units (Louizos 2017)",
-        _held_out(_guide("NormalJeffreys", scale_lr=1e-2, warmup=0.5)),
+        _held_out(_guide("NormalJeffreys", scale_lr=1e-2, warmup=0.5), mixes_with_mode=False),
     ),
     Named(
         "horseshoe",
         "Horseshoe",
         "the same with half-Cauchy scales of units and layers (Louizos 2017)",
-        _held_out(_guide("HalfCauchy", scale_lr=1e-2, warmup=0.5)),
+        _held_out(_guide("HalfCauchy", scale_lr=1e-2, warmup=0.5), mixes_with_mode=False),
     ),
     Named(
         "ivon",
@@ -395,11 +436,28 @@ _METHODS = (
         cost=12.4,
     ),
     Named(
+        "wide",
+        "Wide network",
+        "infinitely many units in place of the network, exact: numbers, up to 3,000 rows",
+        lambda c: _with_effort(bayou.methods.Wide(), c.effort, "draws", "passes"),
+        selects_prior=False,
+        needs_net=False,
+        cost=2.0,
+    ),
+    Named(
+        "bins",
+        "Bins",
+        "laplace of a network that sees every number in bins as well (Gorishniy 2022): tables",
+        _bins,
+        needs_net=False,
+        cost=6.0,
+    ),
+    Named(
         "auto",
         "Auto",
-        "the best of map, ensemble, laplace, nodeflow and mnf on a fifth of the rows",
+        "a mixture of ensemble, laplace, wide, bins, tabm and mnf, with weights by held-out rows",
         _auto,
-        cost=78.0,
+        cost=61.0,
     ),
 )
 METHODS: dict[str, Named] = {named.name: named for named in _METHODS}
@@ -424,7 +482,7 @@ def by_name(name: str, **settings: Any) -> Method | Recipe:
 
     Noise and prior scale are selected on held-out rows, the structure of "laplace" by the size of
     the network, the random layers of some methods on held-out rows (``NamedMethod``); "auto"
-    selects one of several methods (``Auto``). ``bayou.select.plan`` makes the selection.
+    is a mixture of several methods (``Auto``). ``bayou.select.plan`` makes the selection.
 
     Args:
         name: one of ``bayou.list_methods()``.

@@ -16,7 +16,7 @@ from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import NOISE, Stage
 from bayou.select.folds import Fold
 from bayou.select.full_batch import has_fixed_normal_priors
-from bayou.select.judgment import Residuals
+from bayou.select.judgment import MemberErrors, Residuals
 from bayou.select.noise_and_prior import NoiseAndPrior
 from bayou.select.search_run import SearchRun, stage_record
 from bayou.training.data import Rows
@@ -121,7 +121,8 @@ def noise_factor(
 def match_noise(posterior: Posterior, held_out: Rows, seed: int) -> float:
     """Set the noise of a posterior that is likeliest for held-out rows.
 
-    If its intervals contain too little, it is the smallest one that covers.
+    The density is that of the prediction: of points their mixture, else a Gaussian. If the
+    intervals contain too little, the noise is the smallest one that covers.
 
     Args:
         posterior: is changed; a record of the stage is added to its ``selection``.
@@ -137,7 +138,10 @@ def match_noise(posterior: Posterior, held_out: Rows, seed: int) -> float:
             name: value for name, value in posterior.stack.items() if not name.startswith(NOISE)
         }
     residuals = Residuals.of(posterior, held_out, seed)
-    noise = residuals.likeliest_noise()
+    if posterior.members > 1 and posterior.draws is not None:
+        noise = MemberErrors.of(posterior, held_out, seed).likeliest_noise()
+    else:
+        noise = residuals.likeliest_noise()
     if residuals.covers_too_little(noise):
         noise = residuals.covering_noise()
     posterior.target = NoiseAndPrior(noise).apply(posterior.target)

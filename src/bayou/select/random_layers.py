@@ -19,6 +19,7 @@ from bayou.methods.vi import VI
 from bayou.network.target import Target
 from bayou.posteriors import Posterior
 from bayou.posteriors.empirical import Empirical
+from bayou.select.beside_mode import ModeShare, plan_beside_mode
 from bayou.select.best_method import HELD_OUT_FRACTION, compare_fits, without_warnings
 from bayou.select.full_batch import MIN_SEARCH_ROWS, FullBatchModes
 from bayou.select.plans import Plan
@@ -104,6 +105,8 @@ def plan_random_layers(
     layers: dict[str, LastLayer | None],
     run: SearchRun,
     stages_before: int = 0,
+    *,
+    mixes_with_mode: bool = False,
 ) -> Plan:
     """Select the random layers on held-out rows, and plan the fit to all rows, from their mode.
 
@@ -120,6 +123,8 @@ def plan_random_layers(
         layers: see ``candidate_layers``.
         run: of the search.
         stages_before: stages of the whole that precede, for the progress lines.
+        mixes_with_mode: whether candidates that are all worse than their mode become a mixture with
+            it.
 
     Raises:
         SearchInterrupted: after Ctrl-C, with the posterior so far.
@@ -131,14 +136,8 @@ def plan_random_layers(
     training, held_out = rows.split(HELD_OUT_FRACTION, run.part_seed("auto"))
     with stage(stages_before + 1, count, "held out"), without_warnings():
         mode = find_start(target.copy(training.n), training, run, "mode")
-    at_mode = target_at(mode)
-    trial = method.shortened(TRIAL_LENGTH).at_mode(1.0, training).with_planned_length(training)
-    fits: dict[str, Callable[[], Posterior]] = {}
-    for name, layer in layers.items():
-        restricted, selected = _restrict(layer, trial, at_mode.copy())
-        fits[name] = partial(restricted.fit, selected, training, **run.options(name))
     comparison = compare_fits(
-        fits,
+        _trial_fits(layers, method, mode, training, run),
         held_out,
         run.seed,
         stages=(stages_before + 2, count),
@@ -151,7 +150,7 @@ def plan_random_layers(
     with stage(count - 1, count, title):
         start = find_start(target, rows, run, "start")
     final, selected = _restrict(layers[best], method.at_mode(1.0, rows), target_at(start))
-    return Plan(
+    plan = Plan(
         selected,
         final,
         rows,
@@ -162,6 +161,26 @@ def plan_random_layers(
         choice=comparison.describe(),
         progress_stage=(count, count, title),
     )
+    if not mixes_with_mode or comparison.mode is None:
+        return plan
+    return plan_beside_mode(plan, ModeShare.of(comparison.nll[best], comparison.mode), start)
+
+
+def _trial_fits(
+    layers: dict[str, LastLayer | None],
+    method: Method,
+    mode: Empirical,
+    training: Rows,
+    run: SearchRun,
+) -> dict[str, Callable[[], Posterior]]:
+    """Return the short fit of each candidate to the training rows, from their mode."""
+    at_mode = target_at(mode)
+    trial = method.shortened(TRIAL_LENGTH).at_mode(1.0, training).with_planned_length(training)
+    fits: dict[str, Callable[[], Posterior]] = {}
+    for name, layer in layers.items():
+        restricted, selected = _restrict(layer, trial, at_mode.copy())
+        fits[name] = partial(restricted.fit, selected, training, **run.options(name))
+    return fits
 
 
 def find_start(target: Target, rows: Rows, run: SearchRun, ending: str) -> Empirical:

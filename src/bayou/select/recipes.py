@@ -8,25 +8,32 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, ClassVar, Final, final
+
+import torch
+from torch import Tensor
 
 from bayou.core import params
 from bayou.core.files import StrPath
 from bayou.core.progress import Show, stage
 from bayou.core.specs import Checked
+from bayou.guides import RankOne
 from bayou.inference.method import Method
 from bayou.inference.point import PointModel
+from bayou.likelihoods.continuous import BoundHeteroscedastic
 from bayou.likelihoods.discrete import FiniteLikelihood
 from bayou.methods.point import MAP
 from bayou.methods.vi import VI
 from bayou.network.target import Target
 from bayou.posteriors import Posterior
 from bayou.posteriors.posterior import Stage
+from bayou.select.beside_mode import compare_with_mode
 from bayou.select.best_method import HELD_OUT_FRACTION, compare_fits
+from bayou.select.folds import SINGLE_FOLD_ROWS, Fold, split_folds
 from bayou.select.full_batch import (
     MAX_FULL_BATCH_ROWS,
     FullBatchModes,
@@ -35,12 +42,17 @@ from bayou.select.full_batch import (
     is_judged_by_log_prob,
     prepare_search,
 )
-from bayou.select.many_rows import plan_many_rows
+from bayou.select.likelihood_parameters import with_fixed_parameters
+from bayou.select.many_rows import plan_many_rows, split_many_rows
 from bayou.select.named import by_name
 from bayou.select.noise import has_noise_to_select
 from bayou.select.noise_and_prior import with_default_prior
 from bayou.select.plans import Fitted, Plan, SearchInterrupted
-from bayou.select.prior_scale import select_prior_scale
+from bayou.select.prior_scale import (
+    has_scale_of_many_rows,
+    select_prior_scale,
+    select_scale_of_many_rows,
+)
 from bayou.select.random_layers import (
     STAGES_BESIDE_TRIALS,
     LastLayer,
@@ -50,11 +62,29 @@ from bayou.select.random_layers import (
 from bayou.select.regression import plan_regression
 from bayou.select.regularization_path import PathSpec, follow_path
 from bayou.select.search_run import SearchRun, raise_if_stopped, stage_record, target_at
+from bayou.select.shared_members import around_mode, begins_at_mode, plan_shared_members
+from bayou.select.shared_searches import shared_searches
+from bayou.select.stacked import Stacked
+from bayou.select.stacking import (
+    PULL,
+    describe_stack,
+    keep_largest,
+    stack_trials,
+    stacking_weights,
+)
 from bayou.training.data import Data, Rows, as_data
 from bayou.training.ranks import current
 from bayou.training.seeds import as_int_seed
 
-CANDIDATES: Final = ("map", "ensemble", "laplace", "nodeflow", "mnf")  # of "auto", simplest first
+CANDIDATES: Final = ("ensemble", "laplace", "wide", "bins", "tabm", "mnf")  # of "auto"
+# Of these, left out where they take longer than all others together.
+MAX_ROWS_OF_ENSEMBLE: Final = 20_000
+SLOW_METHODS: Final = ("mnf",)  # of "auto" only for classes, and few rows
+MAX_ROWS_OF_SLOW_METHODS: Final = 2000
+MAX_ROWS_OF_BINS: Final = 5000
+MAX_COMPONENTS: Final = 3  # of "auto", which are fitted again to all rows
+MIN_KEPT_WEIGHT: Final = 0.05  # of a method that is fitted again
+FEW_ROWS_FOLDS: Final = 2  # fifths held out below SINGLE_FOLD_ROWS
 # Weights, up to which a full curvature matrix costs no more than the training.
 MAX_FULL_WEIGHTS: Final = 3500
 # Every process of torchrun computes this search by itself.
@@ -62,12 +92,35 @@ SEARCH: Final = "the search of noise and prior of a method by name"
 
 
 class Recipe(Checked, ABC):
-    """The base class of recipes."""
+    """The base class of recipes.
+
+    Attributes:
+        selects_likelihood: whether ``bayou.fit`` selects the likelihood of real numbers on held-out
+            rows if none is given (``bayou.select.likelihood_choice``).
+    """
+
+    selects_likelihood: ClassVar[bool] = False
 
     @property
     @abstractmethod
     def batch_size(self) -> int:
         """The batch size of the method."""
+
+    def check_target(self, target: Target, data: Data) -> None:
+        """Raise a ValueError if this is not for the target or so many rows.
+
+        Args:
+            target: network, likelihood and prior.
+            data: the training data.
+        """
+
+    def narrowed_to(self, posterior: Posterior) -> Recipe:
+        """Return this recipe with what a fit to most of the rows has decided: itself.
+
+        Args:
+            posterior: of that fit.
+        """
+        return self
 
     @abstractmethod
     def make_plan(self, target: Target, data: Data, run: SearchRun) -> Plan:
@@ -128,6 +181,27 @@ def plan(
 
 @final
 @dataclass(frozen=True)
+class Standardized(Recipe):
+    """A method object for which ``bayou.fit`` standardizes x and y, as it does for a name.
+
+    Args:
+        method: the method; nothing is selected.
+    """
+
+    method: Method
+
+    @property
+    def batch_size(self) -> int:
+        """The batch size of the method."""
+        return self.method.batch_size
+
+    def make_plan(self, target: Target, data: Data, run: SearchRun) -> Plan:
+        """Plan the fit of the method."""
+        return Plan(target, self.method, data, run.seed)
+
+
+@final
+@dataclass(frozen=True)
 class NamedMethod(Recipe):
     """A method whose noise, prior scale and random layers are selected on held-out rows.
 
@@ -139,6 +213,8 @@ class NamedMethod(Recipe):
         max_weights: the number of trainable weights above which ``large`` is taken, by default the
             size up to which a full curvature matrix costs no more than training.
         selects_layers: whether the random layers are selected, for classes.
+        mixes_with_mode: whether a method that predicts held-out rows worse than its mode becomes a
+            mixture with the mode; False by default.
     """
 
     method: Method
@@ -146,6 +222,7 @@ class NamedMethod(Recipe):
     large: Method | None = None
     max_weights: int = MAX_FULL_WEIGHTS
     selects_layers: bool = False
+    mixes_with_mode: bool = False
 
     @property
     def batch_size(self) -> int:
@@ -187,17 +264,63 @@ class NamedMethod(Recipe):
             current().note_unshared(SEARCH)
             if rows.n > MAX_FULL_BATCH_ROWS:
                 tries_last_layer = self.selects_layers and self.large is None
-                return plan_many_rows(method, target, rows, run, tries_last_layer=tries_last_layer)
-            return plan_regression(method, target, rows, run, self)
-        follows_path = is_judged_by_log_prob(target) and can_follow_path(self.start, target, rows)
+                selects_prior = not is_prior_given and has_scale_of_many_rows(
+                    self.start, target, rows
+                )
+                return plan_many_rows(
+                    method,
+                    target,
+                    rows,
+                    run,
+                    tries_last_layer=tries_last_layer,
+                    selects_prior=selects_prior,
+                    mixes_with_mode=self.mixes_with_mode,
+                )
+            return plan_regression(
+                method, target, rows, run, self, mixes_with_mode=self.mixes_with_mode
+            )
+        fixed = with_fixed_parameters(target)
+        is_judged = is_judged_by_log_prob(fixed)
+        follows_path = is_judged and can_follow_path(self.start, fixed, rows)
+        keeps_prior = is_prior_given or self._is_wide_for_counts(method, target, run)
         return self._plan_fit(
             method,
             target,
             rows,
             run,
             follows_path=follows_path,
-            selects_prior=follows_path and not is_prior_given,
+            keeps_prior=keeps_prior,
+            selects_prior=follows_path and (not keeps_prior or fixed is not target),
+            selects_scale_of_many_rows=(
+                not follows_path
+                and not keeps_prior
+                and is_judged
+                and has_scale_of_many_rows(self.start, target, rows)
+            ),
         )
+
+    def _is_wide_for_counts(self, method: Method, target: Target, run: SearchRun) -> bool:
+        """Return whether a method keeps the default prior because y are counts.
+
+        Counts vary more than a likelihood says more often than not. A posterior under the default
+        prior is wide enough for them; the prior that suits a mode, which is not, is too narrow.
+        """
+        is_mode = method == self.start or method.starts(target, run.seed) is not None
+        return target.likelihood.support == "counts" and not is_mode
+
+    def _full_batch_modes(self, method: Method) -> FullBatchModes:
+        """Return what finds the mode, or the members of an ensemble, by L-BFGS."""
+        return FullBatchModes(self.start, None if method == self.start else method)
+
+    def _mix_with_mode(
+        self, plan: Plan, method: Method, target: Target, rows: Rows, run: SearchRun, count: int
+    ) -> Plan:
+        """Return a plan that may become a mixture with the mode; of a mode the plan itself."""
+        is_mode = method == self.start or method.starts(target, run.seed) is not None
+        if is_mode or not self.mixes_with_mode:
+            return plan
+        with stage(count, count, "beside the mode"):
+            return compare_with_mode(plan, target, rows, run)
 
     def _plan_fit(
         self,
@@ -207,9 +330,13 @@ class NamedMethod(Recipe):
         run: SearchRun,
         *,
         follows_path: bool = False,
+        keeps_prior: bool = False,
         selects_prior: bool = False,
+        selects_scale_of_many_rows: bool = False,
     ) -> Plan:
-        """Plan a fit without a noise to select: its prior scale, its random layers and its start.
+        """Plan a fit other than that of a regression with one noise, which is selected elsewhere.
+
+        Its prior scale, the parameters of its likelihood, its random layers and its start.
 
         Args:
             method: the method, of this network.
@@ -217,46 +344,100 @@ class NamedMethod(Recipe):
             rows: all rows.
             run: of the search.
             follows_path: whether L-BFGS can find the modes.
-            selects_prior: whether the prior scale is selected, by modes.
+            keeps_prior: whether the prior was given.
+            selects_prior: whether the prior scale, or the parameters of the likelihood with a given
+                prior, are selected, by modes.
+            selects_scale_of_many_rows: whether they are selected by modes of minibatches.
         """
         if not isinstance(rows, Rows):
             return Plan(target, method, rows, run.seed, progress_stage=(1, 1, ""))
         is_of_modes = (
             follows_path and initial_weights(self.start, method, target, run.seed) is not None
         )
-        is_of_classes = isinstance(target.likelihood, FiniteLikelihood)
-        starts_at_mode = (
-            follows_path and not is_of_modes and self.draws_all_weights and not is_of_classes
-        )
+        starts_at_mode = follows_path and not is_of_modes and self._starts_at_mode(target)
         layers: dict[str, LastLayer | None] = {}
         if self.selects_layers and not is_of_modes and not starts_at_mode:
             layers = candidate_layers(method, target, rows)
         count = 1 + selects_prior + starts_at_mode
         if layers:
             count = selects_prior + len(layers) + STAGES_BESIDE_TRIALS
-        stages: tuple[Stage, ...] = ()
-        decisions: tuple[str, ...] = ()
-        if selects_prior:
-            current().note_unshared(SEARCH)
-            PointModel(self.start, target).check_first_batch(rows)
-            with stage(1, count):
-                target, record, decision = select_prior_scale(
-                    target, rows, run, draws_all_weights=self.draws_all_weights
-                )
-            stages = (record,)
-            decisions = (decision,)
+        target, stages, decisions = self._select_prior(
+            target, rows, run, count, keeps_prior, selects_prior, selects_scale_of_many_rows
+        )
         plan = Plan(target, method, rows, run.seed, progress_stage=(count, count, ""))
         if layers:
-            plan = plan_random_layers(method, target, rows, layers, run, int(selects_prior))
-        elif is_of_modes:
-            ensemble = None if method == self.start else method
-            plan = replace(plan, method=FullBatchModes(self.start, ensemble))
-        elif starts_at_mode:
+            plan = plan_random_layers(
+                method,
+                target,
+                rows,
+                layers,
+                run,
+                int(selects_prior),
+                mixes_with_mode=self.mixes_with_mode,
+            )
+        if is_of_modes:
+            plan = replace(plan, method=self._full_batch_modes(method))
+        if starts_at_mode:
             with stage(count - 1, count, "mode"):
                 plan = _start_at_mode(plan, rows, run)
+        if not layers and not is_of_modes:
+            plan = self._mix_with_mode(plan, method, target, rows, run, count)
         return replace(
             plan, stages=(*stages, *plan.stages), decisions=(*decisions, *plan.decisions)
         )
+
+    def _select_prior(
+        self,
+        target: Target,
+        rows: Rows,
+        run: SearchRun,
+        count: int,
+        keeps_prior: bool,
+        selects_prior: bool,
+        selects_scale_of_many_rows: bool,
+    ) -> tuple[Target, tuple[Stage, ...], tuple[str, ...]]:
+        """Select the prior scale where it is selected, and return the target with it.
+
+        Args:
+            target: with its initial prior.
+            rows: all rows.
+            run: of the search.
+            count: of all stages, for the progress.
+            keeps_prior: whether the prior was given.
+            selects_prior: see ``_plan_fit``.
+            selects_scale_of_many_rows: see ``_plan_fit``.
+
+        Returns:
+            The target, the record of the stage and the decisions, if there are any.
+        """
+        if not selects_prior and not selects_scale_of_many_rows:
+            return target, (), ()
+        current().note_unshared(SEARCH)
+        if selects_prior:
+            PointModel(self.start, target).check_first_batch(rows)
+            with stage(1, count):
+                target, record, decisions = select_prior_scale(
+                    target,
+                    rows,
+                    run,
+                    draws_all_weights=self.draws_all_weights,
+                    keeps_prior=keeps_prior,
+                )
+        else:
+            training, held_out = split_many_rows(rows, run)
+            target, record, decisions = select_scale_of_many_rows(
+                target, training, held_out, run, draws_all_weights=self.draws_all_weights
+            )
+        return target, (record,), decisions
+
+    def _starts_at_mode(self, target: Target) -> bool:
+        """Return whether a fit begins at a mode by L-BFGS, as all do in a regression.
+
+        Of classes it does not; where a network predicts its own noise, if all weights are random.
+        """
+        if isinstance(target.likelihood, FiniteLikelihood):
+            return False
+        return self.draws_all_weights or not isinstance(target.likelihood, BoundHeteroscedastic)
 
 
 def _start_at_mode(plan: Plan, rows: Rows, run: SearchRun) -> Plan:
@@ -269,28 +450,84 @@ def _start_at_mode(plan: Plan, rows: Rows, run: SearchRun) -> Plan:
 
 @final
 @dataclass(frozen=True)
-class Auto(Recipe):
-    """The method with the lowest NLL on a fifth of the rows, fitted again to all of them.
+class SharedMembers(Recipe):
+    """An ensemble whose members share most weights, stopped early by held-out rows.
 
-    Cost: one fit of every method to four fifths of the rows, and one of the best to all rows.
-    ``posterior.choice`` states the selected method and the paired differences of the others.
+    TabM (Gorishniy et al. 2024, https://arxiv.org/abs/2410.24210) with priors in place of weight
+    decay; a row of a batch is passed through one member instead of all. In a regression of fewer
+    than 2,000 rows the members are fitted around a mode, whose noise and prior scale are selected
+    as those of other methods by name are (``NamedMethod``).
 
     Args:
-        methods: name → method or recipe, the simplest first; one that raises an error on these data
-            is left out.
-        errors: the first method that none is better than by so many paired standard errors is
-            selected.
+        method: VI with the family of the members, ``RankOne``.
+        start: finds the mode at which the members of few rows begin.
+    """
+
+    method: VI
+    start: MAP = field(default_factory=MAP)
+
+    def __post_init__(self) -> None:
+        self._family()
+
+    @property
+    def batch_size(self) -> int:
+        """The batch size of the method."""
+        return self.method.batch_size
+
+    def _family(self) -> RankOne:
+        """Return the family of the members."""
+        family = self.method.guide
+        if not isinstance(family, RankOne):
+            raise ValueError(f"SharedMembers needs VI(RankOne(...)), got a guide {family!r}")
+        return family
+
+    def make_plan(self, target: Target, data: Data, run: SearchRun) -> Plan:
+        """Fit the members with rows held out, or plan their fit around a mode."""
+        family = self._family()
+        rows = as_data(data, self.batch_size)
+        if not begins_at_mode(self.method, target, rows):
+            return plan_shared_members(self.method, family, target, data, run)
+        method = around_mode(self.method, family, target)
+        plan = NamedMethod(method, self.start).make_plan(target, rows, run)
+        decision = f"{family.members} members that share their weights, around a mode"
+        return replace(plan, decisions=(decision, *plan.decisions))
+
+
+@final
+@dataclass(frozen=True)
+class Auto(Recipe):
+    """A mixture of the methods that predict held-out rows best together, fitted again to all rows.
+
+    Every method is fitted to four fifths of the rows. The weights of the mixture maximize the
+    density of the rows that were held out, with a pull toward equal weights (``bayou.stack``); the
+    methods with the largest weights are fitted to all rows. Below 500 rows two fifths are held out,
+    one after the other; above 5,000 rows a tenth is, and no method is fitted again. If one method
+    keeps all the weight, the result is its posterior. ``posterior.choice`` states the weights and
+    the NLL of every method.
+
+    Args:
+        methods: name → method or recipe; one that raises an error on these data is left out. Of the
+            default ones, so are "mnf" in a regression or with more than 2,000 rows, "bins" with
+            more than 5,000, and "ensemble" with more than 20,000 rows, or more than 5,000 of other
+            than Gaussian noise, which take as long as the others together.
+        pull: held-out rows that the pull toward equal weights counts for; 2 by default.
+        most: how many methods the mixture has at most; 3 by default, and 1 for the method with the
+            largest weight alone.
 
     >>> list(bayou.select.by_name("auto").methods)
-    ['map', 'ensemble', 'laplace', 'nodeflow', 'mnf']
+    ['ensemble', 'laplace', 'wide', 'bins', 'tabm', 'mnf']
     """
 
     methods: Mapping[str, Method | Recipe]
-    errors: float = 0.0
+    pull: float = PULL
+    most: int = MAX_COMPONENTS
+    selects_likelihood = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.methods, Mapping) or not self.methods:
             raise ValueError(f"Auto needs a dict of names and methods, got {self.methods!r}")
+        self._check_positive("pull")
+        self._check_whole("most")
 
     @property
     def batch_size(self) -> int:
@@ -298,39 +535,193 @@ class Auto(Recipe):
         return next(iter(self.methods.values())).batch_size
 
     def make_plan(self, target: Target, data: Data, run: SearchRun) -> Plan:
-        """Compare the methods, and plan the best one for all rows."""
+        """Compare the methods, and plan those with the largest weights for all rows."""
         if not isinstance(data, Rows):
             raise ValueError(
                 f"auto holds out some of the rows, which {type(data).__name__} does not support; "
                 "give (x, y)"
             )
         started = time.perf_counter()
-        training, held_out = data.split(HELD_OUT_FRACTION, run.part_seed("auto"))
-        training_target = target.copy(training.n)
-        count = len(self.methods) + 2
-
-        def fit(name: str) -> Posterior:
-            file = run.file(name)
-            selected = plan(
-                self.methods[name], training_target.copy(), training, **run.options(name)
-            )
-            return selected.fit(checkpoint=file, progress=run.progress)
-
-        fits = {name: partial(fit, name) for name in self.methods}
-        comparison = compare_fits(fits, held_out, run.seed, stages=(1, count), errors=self.errors)
-        best = comparison.best
-        record = stage_record("method", started, comparison.trials)
-        title = f"{best}, all rows"
-        with stage(count - 1, count, title):
-            selected = plan(self.methods[best], target, data, **run.options())
-        decision = f"{best}, chosen from {len(self.methods)} methods on held-out rows"
+        folds = _stacking_folds(data, run)
+        names = [name for name, method in self.methods.items() if _suits(method, target, data)]
+        if tuple(self.methods) == CANDIDATES:
+            names = [name for name in names if not _takes_too_long(name, target, data)]
+        names = names or list(self.methods)  # whose errors say what is wrong
+        suitable = replace(self, methods={name: self.methods[name] for name in names})
+        is_final = data.n > MAX_FULL_BATCH_ROWS
+        count = len(folds) * len(names) + 1 + (0 if is_final else self.most)
+        losses, failures, fitted = suitable._held_out_losses(target, folds, run, count)
+        weights = dict(zip(losses, stacking_weights(losses, self.pull).tolist(), strict=True))
+        weights = keep_largest(weights, MIN_KEPT_WEIGHT, self.most)
+        record = stage_record("method", started, stack_trials(losses))
+        choice = describe_stack(losses, weights)
+        if is_final:
+            plans = {name: fitted[name] for name in weights}
+        else:
+            choice += "; then fitted to all rows"
+            with shared_searches():
+                narrowed = suitable.narrowed_by(fitted)
+                plans = narrowed._plans_of_all_rows(weights, target, data, run, count)
+        choice += "".join(f"; {name} failed: {why}" for name, why in failures.items())
+        decision = f"{_list_weights(weights)}, chosen from {len(losses)} methods on held-out rows"
+        if len(plans) == 1:
+            selected = plans[next(iter(plans))]
+        else:
+            rows = folds[0][0] if is_final else data
+            selected = Stacked.plan(plans, weights, target, rows, run.seed)
         return replace(
             selected,
             stages=(record, *selected.stages),
             decisions=(decision, *selected.decisions),
-            choice=comparison.describe(),
-            progress_stage=(count, count, title),
+            choice=choice,
+            progress_stage=(count, count, "" if is_final else "all rows"),
         )
+
+    def narrowed_by(self, fitted: Mapping[str, Plan]) -> Auto:
+        """Return this recipe with what fits to most of the rows have decided.
+
+        Args:
+            fitted: plans of these fits, by name.
+        """
+        methods = dict(self.methods)
+        for name, selected in fitted.items():
+            if isinstance(selected.method, Fitted):
+                methods[name] = methods[name].narrowed_to(selected.method.posterior)
+        return replace(self, methods=methods)
+
+    def _plans_of_all_rows(
+        self, weights: Mapping[str, float], target: Target, data: Rows, run: SearchRun, count: int
+    ) -> dict[str, Plan]:
+        """Return the plans of the methods with the largest weights for all rows."""
+        first = count - self.most
+        plans = {}
+        for number, name in enumerate(weights):
+            ending = f"{name}.all" if len(weights) > 1 else ""
+            with stage(first + number, count, f"{name}, all rows"):
+                plans[name] = plan(self.methods[name], target.copy(), data, **run.options(ending))
+        return plans
+
+    def _held_out_losses(
+        self, target: Target, folds: Sequence[Fold], run: SearchRun, count: int
+    ) -> tuple[dict[str, Tensor], dict[str, str], dict[str, Plan]]:
+        """Fit every method without the held-out rows of each fold, and return their −log p.
+
+        Args:
+            target: network, likelihood and prior.
+            folds: training and held-out rows.
+            run: of the search.
+            count: of all stages, for the progress.
+
+        Returns:
+            −log p of all held-out rows by name, of the methods that could be fitted; why the others
+            could not; and plans with the posteriors of the last fold.
+        """
+        fitted: dict[str, Plan] = {}
+
+        def fit(name: str, training: Rows, held_out: Rows, ending: str) -> Posterior:
+            selected = plan(
+                self.narrowed_by(fitted).methods[name],
+                target.copy(training.n),
+                training,
+                **run.options(ending),
+            )
+            posterior = selected.fit(checkpoint=run.file(ending), progress=run.progress)
+            posterior.held_out_index = held_out.index
+            fitted_plan = Fitted.plan(selected.method, posterior, selected.rows, run.seed)
+            fitted[name] = replace(
+                fitted_plan, stages=selected.stages, decisions=selected.decisions
+            )
+            return posterior
+
+        comparisons = []
+        for number, (training, held_out) in enumerate(folds):
+            suffix = f".{number + 1}" if number else ""
+            fits = {
+                name: partial(fit, name, training, held_out, name + suffix) for name in self.methods
+            }
+            stages = (1 + number * len(self.methods), count)
+            with shared_searches():
+                comparisons.append(compare_fits(fits, held_out, run.seed, stages=stages))
+        failures = comparisons[0].failures
+        for comparison in comparisons[1:]:
+            failures = failures | comparison.failures
+        losses = {
+            name: torch.cat([comparison.nll[name] for comparison in comparisons])
+            for name in self.methods
+            if name not in failures
+        }
+        if not losses:
+            raise ValueError(f"no method could be fitted to all parts of the rows: {failures}")
+        losses, unjudged = _leave_out_unjudged(losses)
+        return losses, failures | unjudged, fitted
+
+
+def _leave_out_unjudged(
+    losses: Mapping[str, Tensor],
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Leave out methods without a finite −log p of some held-out row, unless all are such.
+
+    Args:
+        losses: −log p of all held-out rows by name.
+
+    Returns:
+        The losses of the others, and why each method was left out.
+    """
+    counts = {name: int((~values.isfinite()).sum()) for name, values in losses.items()}
+    judged = {name: values for name, values in losses.items() if not counts[name]}
+    if not judged:
+        return dict(losses), {}
+    why = {
+        name: f"{count:,} of {len(losses[name]):,} held-out rows have no finite density"
+        for name, count in counts.items()
+        if count
+    }
+    return judged, why
+
+
+def _takes_too_long(name: str, target: Target, rows: Rows) -> bool:
+    """Return whether a method by name takes as long as all others of "auto" together.
+
+    The modes of an ensemble are found by L-BFGS, slowly where a network predicts its own noise, and
+    by minibatches of many rows.
+    """
+    is_of_classes = isinstance(target.likelihood, FiniteLikelihood)
+    if name in SLOW_METHODS and (not is_of_classes or rows.n > MAX_ROWS_OF_SLOW_METHODS):
+        return True
+    if name == "bins" and rows.n > MAX_ROWS_OF_BINS:
+        return True
+    if name != "ensemble":
+        return False
+    if is_of_classes or target.likelihood.gaussian_noise is not None:
+        return rows.n > MAX_ROWS_OF_ENSEMBLE
+    predicts_noise = isinstance(target.likelihood, BoundHeteroscedastic)
+    return predicts_noise or rows.n > MAX_FULL_BATCH_ROWS
+
+
+def _stacking_folds(rows: Rows, run: SearchRun) -> list[Fold]:
+    """Return what is held out: two fifths of few rows, one of more, and a tenth of many."""
+    seed = run.part_seed("auto")
+    if rows.n > MAX_FULL_BATCH_ROWS:
+        return [split_many_rows(rows, run)]
+    if rows.n < SINGLE_FOLD_ROWS:
+        return split_folds(rows, seed)[:FEW_ROWS_FOLDS]
+    return [rows.split(HELD_OUT_FRACTION, seed)]
+
+
+def _suits(method: Method | Recipe, target: Target, rows: Rows) -> bool:
+    """Return whether a method is for this target and so many rows, before anything is fitted."""
+    try:
+        method.check_target(target, rows)
+    except ValueError:
+        return False
+    return True
+
+
+def _list_weights(weights: Mapping[str, float]) -> str:
+    """Return names with their weights, or the name that has all the weight."""
+    if len(weights) == 1:
+        return next(iter(weights))
+    return " + ".join(f"{weight:.2f} {name}" for name, weight in weights.items())
 
 
 def HeldOut(method: Method, start: MAP) -> NamedMethod:

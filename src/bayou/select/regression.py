@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import final
 
 from bayou.core.params import Params
@@ -14,10 +14,13 @@ from bayou.inference.method import Method, identity
 from bayou.network.target import Target
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import Stage
+from bayou.select.beside_mode import ModeShare, has_not_converged, plan_beside_mode
+from bayou.select.best_method import without_warnings
 from bayou.select.budget import MIN_ROWS_OF_TWO_FOLDS, shares_passes, shortened_start
 from bayou.select.ensemble_spread import find_members, select_ensemble_spread
 from bayou.select.folds import Fold, describe_folds, split_folds
 from bayou.select.full_batch import can_follow_path, initial_weights
+from bayou.select.judgment import Residuals
 from bayou.select.noise import UNITS_OF_FIT, correct_noise, select_noise_of_modes
 from bayou.select.noise_and_prior import NoiseAndPrior
 from bayou.select.plans import Fitted, Plan
@@ -30,6 +33,7 @@ from bayou.select.search_run import (
     stage_record,
     target_at,
 )
+from bayou.select.shared_searches import SearchKey, finished_searches, keep_search
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Rows
 
@@ -44,11 +48,13 @@ class RegressionSearch:
         modes: of the training rows of the first fold and of all rows, (2, ...); none where modes
             are found by minibatches.
         stages: the records of the stages.
+        share: the weight of the method beside its mode.
     """
 
     settings: NoiseAndPrior
     modes: Params
     stages: list[Stage]
+    share: ModeShare = field(default_factory=ModeShare)
 
     def save(self, file: Checkpoint | None) -> None:
         """Write the state to a file, if there is one.
@@ -57,7 +63,12 @@ class RegressionSearch:
             file: beside the checkpoint; None for none.
         """
         if file is not None:
-            file.write(self.modes, {"settings": asdict(self.settings), "stages": self.stages})
+            record = {
+                "settings": asdict(self.settings),
+                "share": asdict(self.share),
+                "stages": self.stages,
+            }
+            file.write(self.modes, record)
 
     @classmethod
     def load(cls, file: Checkpoint | None) -> RegressionSearch | None:
@@ -70,7 +81,8 @@ class RegressionSearch:
         if saved is None:
             return None
         modes, record = saved
-        return cls(NoiseAndPrior(**record["settings"]), modes, record["stages"])
+        share = ModeShare(**record.get("share", {}))  # not in files of earlier versions
+        return cls(NoiseAndPrior(**record["settings"]), modes, record["stages"], share)
 
     def mode(self, number: int, run: SearchRun) -> Params:
         """Return the mode of the first fold, 0, or that of all rows, 1.
@@ -87,7 +99,13 @@ class RegressionSearch:
 
 
 def plan_regression(
-    method: Method, target: Target, rows: Rows, run: SearchRun, identified_by: Checked
+    method: Method,
+    target: Target,
+    rows: Rows,
+    run: SearchRun,
+    identified_by: Checked,
+    *,
+    mixes_with_mode: bool = False,
 ) -> Plan:
     """Select noise and prior on held-out rows, and plan the fit of a method to all rows.
 
@@ -100,6 +118,7 @@ def plan_regression(
         rows: all rows.
         run: of the search.
         identified_by: the recipe, which identifies the file of the search.
+        mixes_with_mode: whether a method that is worse than its mode becomes a mixture with it.
 
     Raises:
         SearchInterrupted: after Ctrl-C, with a mode so far.
@@ -109,18 +128,10 @@ def plan_regression(
         file = Checkpoint(
             f"{run.checkpoint}.choice", identity(identified_by, target, rows, run.seed)
         )
-    folds = split_folds(rows, run.part_seed("folds"), run.effort)
     fixed = NoiseAndPrior(1.0).apply(target)  # with a fixed noise, as for all modes of the search
     follows_path = can_follow_path(run.start, fixed, rows)
     is_mode = method == run.start
-    trial_run = run
-    if not follows_path:
-        if rows.n >= MIN_ROWS_OF_TWO_FOLDS:
-            folds = folds[:2]
-        fits = len(folds) if is_mode else len(folds) + 1
-        trial_run = replace(run, start=shortened_start(run.start, rows, fits))
-    elif not shares_passes(fixed, rows):
-        folds = folds[:1]
+    folds, trial_run = _plan_trials(method, fixed, rows, run, follows_path=follows_path)
     needs_fit_of_mode = not is_mode and not (follows_path and run.start.open_ended)
     count = (2 if is_mode else 3) + needs_fit_of_mode
 
@@ -128,26 +139,65 @@ def plan_regression(
     if search is None:
         with stage(1, count):
             if follows_path:
-                search = RegressionSearch(*select_ratio_and_shape(target, rows, folds, run))
+                search = _shared_search(target, rows, folds, run)
             else:
                 settings, record = select_noise_of_modes(target, folds, trial_run)
                 search = RegressionSearch(settings, {}, [record])
         search.save(file)
     if not search.settings.is_corrected and not is_mode:
         with stage(2, count, "held out"):
-            search = _correct_for_method(search, method, target, rows, folds, trial_run)
+            search = _correct_for_method(
+                search, method, target, rows, folds, trial_run, mixes_with_mode=mixes_with_mode
+            )
         search.save(file)
     with stage(count - needs_fit_of_mode, count, "mode" if needs_fit_of_mode else ""):
         plan = _plan_of_settings(search, method, target, rows, run)
+        if mixes_with_mode and plan.start is not None:
+            plan = plan_beside_mode(plan, search.share, plan.start)
     return replace(
         plan,
         seed=run.seed,
         stages=(*search.stages, *plan.stages),
-        decisions=describe_settings(
-            search, folds, method, is_prior_given=not target.prior_selected
+        decisions=(
+            *describe_settings(search, folds, method, is_prior_given=not target.prior_selected),
+            *plan.decisions,
         ),
         progress_stage=(count, count, ""),
     )
+
+
+def _shared_search(
+    target: Target, rows: Rows, folds: Sequence[Fold], run: SearchRun
+) -> RegressionSearch:
+    """Return the ratio of noise and prior scale, which another method may have searched already."""
+    key = SearchKey.of(target, rows, run, "ratio", len(folds))
+    for shared in finished_searches(key):
+        search: RegressionSearch = shared
+        return search
+    search = RegressionSearch(*select_ratio_and_shape(target, rows, folds, run))
+    keep_search(key, search)
+    return search
+
+
+def _plan_trials(
+    method: Method, fixed: Target, rows: Rows, run: SearchRun, *, follows_path: bool
+) -> tuple[Sequence[Fold], SearchRun]:
+    """Return the folds of the search, and the run of its fits: shorter where steps are minibatches.
+
+    Args:
+        method: the method that the search serves.
+        fixed: the target with a fixed noise.
+        rows: all rows.
+        run: of the search.
+        follows_path: whether L-BFGS finds the modes.
+    """
+    folds = split_folds(rows, run.part_seed("folds"), run.effort)
+    if follows_path:
+        return (folds if shares_passes(fixed, rows) else folds[:1]), run
+    if rows.n >= MIN_ROWS_OF_TWO_FOLDS:
+        folds = folds[:2]
+    fits = len(folds) if method == run.start else len(folds) + 1
+    return folds, replace(run, start=shortened_start(run.start, rows, fits))
 
 
 def _correct_for_method(
@@ -157,10 +207,16 @@ def _correct_for_method(
     rows: Rows,
     folds: Sequence[Fold],
     run: SearchRun,
+    *,
+    mixes_with_mode: bool,
 ) -> RegressionSearch:
-    """Select the noise of the method itself, or the spread of an ensemble of modes."""
+    """Select the noise of the method itself, or the spread of an ensemble of modes.
+
+    The weight of the method beside its mode is that of a fit of its full length.
+    """
     started = time.perf_counter()
     settings = replace(search.settings, input_scales=search.settings.fold_input_scales)
+    share = ModeShare()
     starts = None
     if search.modes:
         starts = initial_weights(run.start, method, target, run.seed)
@@ -176,11 +232,21 @@ def _correct_for_method(
             point = _mode_for(settings, mode, target, training, run, "fold.mode")
             shorter = method.at_mode(settings.noise, training).with_planned_length(training)
             posterior = run.fit(shorter, target_at(point), training, "fold")
+            seed = run.part_seed("check")
+            if mixes_with_mode:
+                judged = posterior
+                longer = method.at_mode(settings.noise, training)
+                if longer != shorter and has_not_converged(posterior):  # may leave the mode further
+                    with without_warnings():
+                        judged = run.fit(longer, target_at(point), training, "fold.longer")
+                share = ModeShare.of_residuals(
+                    Residuals.of(judged, held_out, seed), Residuals.of(point, held_out, seed)
+                )
         settings = correct_noise(settings, posterior, held_out, run.part_seed("check"))
     settings = replace(settings, input_scales=search.settings.input_scales)
     trial = {"noise": settings.noise, "spread": settings.spread}
     record = stage_record("noise of the method", started, [trial])
-    return RegressionSearch(settings, search.modes, [*search.stages, record])
+    return RegressionSearch(settings, search.modes, [*search.stages, record], share)
 
 
 def _plan_of_settings(

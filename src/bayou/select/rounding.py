@@ -36,7 +36,7 @@ def round_rows(rows: Rows) -> Rows:
     if not isinstance(rows.source, tuple):
         return rows
     x, y = rows.source
-    return Rows((_round_inputs(x), _round_columns(y)), rows.index, rows.batch_size)
+    return rows.with_source((_round_inputs(x), _round_columns(y)))
 
 
 def round_initial_noise(target: Target) -> Target:

@@ -13,8 +13,9 @@ from typing import Any
 from bayou.core.progress import spell
 
 TRAINING, RUN = "Training", "Run"  # sections of --help
-# Of the command line and the estimators; results/train-defaults.md compares it with others.
+# Of built-in data, arrays and the estimators; results/train-defaults.md compares it with others.
 DEFAULT_METHOD = "laplace"
+DEFAULT_METHOD_OF_FILES = "auto"  # of `bayou train` for a file of rows
 
 Must = tuple[str, Callable[[Any], bool]]  # in words, and as a test
 ONE_OR_MORE: Must = ("at least 1", lambda value: value >= 1)
@@ -57,7 +58,9 @@ class Training:
     lr: float | None = setting(
         None, TRAINING, "learning rate; by default the method's own", POSITIVE
     )
-    members: int = setting(5, TRAINING, "networks of an ensemble", ONE_OR_MORE)
+    members: int | None = setting(
+        None, TRAINING, "networks of an ensemble; by default 5, for tabm 16", ONE_OR_MORE
+    )
     chains: int | None = setting(
         None, TRAINING, "chains of a sampler; by default the method's own", ONE_OR_MORE
     )

@@ -17,7 +17,9 @@ from bayou.core.progress import BayouWarning
 from bayou.likelihoods import Likelihood
 from bayou.network import Keywords, Network, forward_inputs, rows_of
 from bayou.network.units import Standardization, Units
-from bayou.select.far_values import flag_sentinels, is_flattened_image, replace_sentinels
+from bayou.select.column_scales import column_scales, is_coded, is_standard
+from bayou.select.far_values import is_flattened_image, replace_sentinels
+from bayou.select.target_units import describe_targets
 from bayou.training.data import Data, Rows
 from bayou.training.inputs import Batch
 from bayou.training.rows import all_rows, some_rows
@@ -25,39 +27,42 @@ from bayou.training.rows import all_rows, some_rows
 # Of data that are not tensors, from which means and scales are estimated.
 MAX_SAMPLED_ROWS: Final = 5_000
 MAX_TRIED_ROWS: Final = 1_000  # on which the network as given is compared with a constant
-MAX_CODE: Final = 10.0  # largest absolute value of a column of whole numbers that is left as it is
 MIN_EXPLAINED: Final = 0.1  # share of the variance of y that a pretrained network explains
 # Of the deviations of predictions, with which those of a random network improve.
 STRETCH: Final = 1.5
 FAR: Final = 30.0  # a mean or a standard deviation by this factor from 1 is far from unit scale
-# Of means and standard deviations of rows that are standardized already.
-STANDARD_TOLERANCE: Final = 1e-5
 MAX_PROBED_ROWS: Final = 8  # on which gradients of the outputs in the inputs are computed
 # Of whole numbers, of which each is tried as a number where some are indices.
 MAX_TRIED_COLUMNS: Final = 64
-MAX_QUANTILE_NUMBERS: Final = 2**23  # that torch.quantile is given
-# Interquartile ranges from the median, beyond which a value is left out of mean and scale.
-OUTLIER_REACH: Final = 1e4
 
 
 class UnitsWarning(BayouWarning):
     """x or y is far from unit scale, and the method was asked to fit them as they are."""
 
 
-def choose_units(net: nn.Module, rows: Data, likelihood: Likelihood | None) -> Units | None:
+def choose_units(
+    net: nn.Module,
+    rows: Data,
+    likelihood: Likelihood | None,
+    *,
+    shares_scale: bool = True,
+) -> Units | None:
     """Choose the standardization of x and y for a method by name.
 
     Floating-point columns of tables (N, D) and features of sequences (N, T, D) are standardized by
     mean and standard deviation; real-valued y as well. These are left as they are: whole numbers
-    (token ids, codes, one-hot columns), columns that the network uses as an index, constant
-    columns, images, and keyword arguments. Rows that are standardized already stay as they are, to
-    the last bit. A network with frozen parameters, or one that already predicts y better than a
-    constant, keeps all of its units.
+    (token ids, codes, one-hot columns), columns that the network uses as an index, images, and
+    keyword arguments. A constant column is divided by its value. Rows that are standardized already
+    stay as they are, to the last bit. A network with frozen parameters, or one that already
+    predicts y better than a constant, keeps all of its units. So do the inputs of a network of
+    ``bayou.networks`` that knows the quantiles of its columns.
 
     Args:
         net: the network as given.
         rows: the training data, in the user's units.
         likelihood: the likelihood as given; None for the default one.
+        shares_scale: whether all outputs share one scale under a given likelihood, which may have
+            one noise for all of them.
 
     Returns:
         The units, not active yet, or None if nothing is to be standardized.
@@ -68,7 +73,7 @@ def choose_units(net: nn.Module, rows: Data, likelihood: Likelihood | None) -> U
     if is_pretrained(net, inputs, y, likelihood):
         return None
     columns: dict[int, Columns] = {}
-    if not any(isinstance(item, Keywords) for item in inputs):
+    if not takes_raw_inputs(net) and not any(isinstance(item, Keywords) for item in inputs):
         for number, item in enumerate(inputs):
             described = describe_columns(net, item)
             if described is not None:
@@ -76,13 +81,36 @@ def choose_units(net: nn.Module, rows: Data, likelihood: Likelihood | None) -> U
     maps: list[Standardization | None] = [None] * len(inputs)
     for number, described in leave_indices(net, inputs, columns).items():
         maps[number] = described.affine()
-    output = _standardize_targets(y, likelihood)
-    if output is None and all(item is None for item in maps):
+    target_units = describe_targets(y, likelihood, shares_scale=shares_scale)
+    if target_units is None and all(item is None for item in maps):
         return None
     size = math.prod(y.shape[1:])
-    if likelihood is None or likelihood.log_variance_axis is None:
-        return Units(maps, output, target_size=size)
-    return Units(maps, output, log_variances=1, axis=likelihood.log_variance_axis, target_size=size)
+    output = None if target_units is None else target_units.values
+    target = None if target_units is None else target_units.target_map()
+    if likelihood is None or likelihood.scale_axis is None:
+        return Units(maps, output, target_size=size, target=target)
+    has_log_variances = likelihood.has_log_variances
+    return Units(
+        maps,
+        output,
+        log_variances=int(has_log_variances),
+        axis=likelihood.scale_axis,
+        target_size=size,
+        target=target,
+        keeps_scales=not has_log_variances,
+    )
+
+
+def takes_raw_inputs(net: nn.Module) -> bool:
+    """Return whether a module of a network knows the units of its inputs.
+
+    Args:
+        net: the network; modules say so by an attribute ``takes_raw_inputs``. What is no module is
+            refused later, by ``Target.build``.
+    """
+    if not isinstance(net, nn.Module):
+        return False
+    return any(getattr(module, "takes_raw_inputs", False) for module in net.modules())
 
 
 def without_sentinels(rows: Data, likelihood: Likelihood | None) -> Data:
@@ -102,7 +130,7 @@ def without_sentinels(rows: Data, likelihood: Likelihood | None) -> Data:
     replaced = replace_sentinels(inputs, y, refuses_targets=likelihood is None)
     if all(new is item for new, item in zip(replaced, inputs, strict=True)):
         return rows
-    return Rows((replaced if isinstance(x, tuple) else replaced[0], y), rows.index, rows.batch_size)
+    return rows.with_source((replaced if isinstance(x, tuple) else replaced[0], y))
 
 
 def apply_units(units: Units, rows: Data) -> Data:
@@ -115,22 +143,21 @@ def apply_units(units: Units, rows: Data) -> Data:
     if not isinstance(rows, Rows):
         return StandardizedBatches(rows, units)
     if not isinstance(rows.source, tuple):
-        return Rows(StandardizedDataset(rows.source, units), rows.index, rows.batch_size)
+        return rows.with_source(StandardizedDataset(rows.source, units))
     x, y = rows.source
     inputs = units.standardize_inputs(forward_inputs(x))
-    return Rows(
-        (inputs if isinstance(x, tuple) else inputs[0], units.standardize_targets(y)),
-        rows.index,
-        rows.batch_size,
+    return rows.with_source(
+        (inputs if isinstance(x, tuple) else inputs[0], units.standardize_targets(y))
     )
 
 
-def warn_if_far_from_unit_scale(rows: Data) -> None:
+def warn_if_far_from_unit_scale(net: nn.Module, rows: Data) -> None:
     """Warn once if y or a column of x is far from unit scale.
 
     This is for a method that fits the data as they are.
 
     Args:
+        net: the network, which may know the units of its inputs.
         rows: the training data.
     """
     if isinstance(rows, Rows) and isinstance(rows.source, tuple):
@@ -139,7 +166,7 @@ def warn_if_far_from_unit_scale(rows: Data) -> None:
         x, y = next(rows.epoch())  # to read more of a data set may take long
         inputs = forward_inputs(x)
     scales = {"y": _describe_scale(y)}
-    for number, item in enumerate(inputs):
+    for number, item in enumerate(() if takes_raw_inputs(net) else inputs):
         name = "x" if len(inputs) == 1 else f"input {number} of x"
         scales[name] = _describe_scale(item)
     messages = [f"{name} {text}" for name, text in scales.items() if text]
@@ -228,9 +255,15 @@ def _predictions_and_truth(
     if has_classes and y.ndim == 1:
         known = (y >= 0) & (y < outputs.shape[-1])
         return outputs.softmax(-1)[known], one_hot(y[known], outputs.shape[-1]).double()
-    if likelihood is not None and likelihood.log_variance_axis is not None:
-        outputs = outputs.chunk(2, likelihood.log_variance_axis)[0]
-    return outputs.reshape(len(outputs), -1), y.double().reshape(len(y), -1)
+    y = y.double()
+    if likelihood is not None:
+        if likelihood.scale_axis is not None:
+            outputs = outputs.chunk(2, likelihood.scale_axis)[0]
+        if likelihood.companion != "none":
+            y = y.chunk(2, -1)[0]
+        if likelihood.of_log() is not None:
+            y = y.log().nan_to_num()
+    return outputs.reshape(len(outputs), -1), y.reshape(len(y), -1)
 
 
 @final
@@ -288,13 +321,19 @@ def describe_columns(net: nn.Module, x: Any) -> Columns | None:
     values = _as_table(x.detach().double(), axis)
     shift, scale = column_scales(values)
     is_constant = (values == values[0]).all(0)
+    # 2024 in every row becomes 1: another bias, also in a network without one.
+    size = values[0].abs()
+    has_size = is_constant & (size > 0) & (size != 1)
+    shift = torch.where(is_constant, 0.0, shift)
+    scale = torch.where(has_size, size, torch.where(is_constant, 1.0, scale))
+    is_varied = ~is_constant & ~is_coded(values) & ~is_standard(shift, scale)
     row_shape: tuple[int, ...] = tuple(x.shape[1:])
     if x.ndim == 3:
         row_shape = (values.shape[1], 1) if axis == 1 else (values.shape[1],)
     return Columns(
         shift,
         scale,
-        is_standardized=~is_constant & ~is_coded(values) & ~is_standard(shift, scale),
+        is_standardized=is_varied | has_size,
         is_whole=(values == values.round()).all(0),
         row_shape=row_shape,
         axis=axis,
@@ -400,74 +439,6 @@ def _feature_axis(net: nn.Module) -> int:
         if next(module.parameters(recurse=False), None) is not None:
             return 2
     return 2
-
-
-def _standardize_targets(y: Tensor, likelihood: Likelihood | None) -> Standardization | None:
-    """Return the standardization of y, or None for classes, counts and likelihoods without units.
-
-    With a likelihood of the user, which may have one noise for all outputs, these share one scale.
-    """
-    if not y.is_floating_point():
-        return None
-    columns = y.detach().double()
-    columns = columns.reshape(len(y), -1) if y.ndim <= 2 else columns.reshape(-1, 1)
-    shift = columns.mean(0)
-    scale = columns.std(0, correction=0)
-    if bool(flag_sentinels(columns).any()):
-        shift, scale = column_scales(columns)
-    is_constant = (columns == columns[0]).all(0)
-    scale = torch.where(is_constant, 1.0, scale)
-    if bool(is_standard(shift, scale).all()):
-        return None
-    row_shape = y.shape[1:] if y.ndim <= 2 else ()
-    if likelihood is None:
-        return Standardization(shift.reshape(row_shape), scale.reshape(row_shape))
-    scale = scale.square().mean().sqrt()
-    if likelihood.in_units(scale) is None:
-        return None
-    return Standardization(shift.reshape(row_shape), scale)
-
-
-def column_scales(columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of every column, (D,) each, without values that are
-    absurdly far away.
-
-    Args:
-        columns: numbers, (N, D), float64.
-    """
-    stride = -(-columns.numel() // MAX_QUANTILE_NUMBERS)
-    quartiles = torch.quantile(
-        columns[::stride], torch.tensor([0.25, 0.5, 0.75]).to(columns), dim=0
-    )
-    reach = quartiles[2] - quartiles[0]
-    is_near = (columns - quartiles[1]).abs() <= OUTLIER_REACH * reach
-    is_near = (is_near | (reach == 0)) & ~flag_sentinels(columns)
-    count = is_near.sum(0)
-    shift = torch.where(is_near, columns, 0.0).sum(0) / count
-    deviation = torch.where(is_near, columns - shift, 0.0)
-    scale = (deviation.square().sum(0) / count).sqrt()
-    return shift, torch.where(scale > 0, scale, 1.0)
-
-
-def is_standard(shift: Tensor, scale: Tensor) -> Tensor:
-    """Return which means and standard deviations are 0 and 1, up to rounding.
-
-    Args:
-        shift: means, (D,).
-        scale: standard deviations, (D,).
-    """
-    return (shift.abs() < STANDARD_TOLERANCE) & ((scale - 1).abs() < STANDARD_TOLERANCE)
-
-
-def is_coded(columns: Tensor) -> Tensor:
-    """Return which columns hold codes or indicators: whole numbers of at most 10 in absolute value,
-    (D,).
-
-    Args:
-        columns: numbers, (N, D).
-    """
-    is_whole = (columns == columns.round()).all(0)
-    return is_whole & (columns.abs().amax(0) <= MAX_CODE)
 
 
 def _describe_scale(values: Any) -> str:

@@ -1,0 +1,135 @@
+"""Several planned fits as one method: the mixture of their posteriors."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, final
+
+import torch
+from torch import Tensor
+
+from bayou.core.files import StrPath
+from bayou.core.progress import Show
+from bayou.inference.baseline_checks import WorseThanModeWarning
+from bayou.inference.method import Method
+from bayou.network.target import Target
+from bayou.posteriors import Mixture, Posterior
+from bayou.select.plans import Plan
+from bayou.training.data import Data, as_data
+
+# Entries of a history about one posterior; that it has collapsed is kept. "rising" is left out,
+# too: held-out rows have judged fits of these lengths, some of which are short on purpose.
+JUDGMENTS: Final = (
+    "nll",
+    "rising",
+    "mode_nll",
+    "constant_nll",
+    "nll_error",
+    "mode_allowance",
+    "worse_than_mode",
+)
+
+
+@final
+@dataclass(frozen=True)
+class Stacked(Method):
+    """Several methods with their selected settings, and the mixture of their posteriors.
+
+    Args:
+        weights: of the methods, by name.
+        plans: of the methods, by name.
+        target: what they were planned for.
+    """
+
+    weights: Mapping[str, float]
+    plans: Mapping[str, Plan] = field(repr=False, compare=False)
+    target: Target = field(repr=False, compare=False)
+
+    @classmethod
+    def plan(
+        cls,
+        plans: Mapping[str, Plan],
+        weights: Mapping[str, float],
+        target: Target,
+        rows: Data,
+        seed: int,
+    ) -> Plan:
+        """Return the plan of a mixture, with what was selected for each component.
+
+        Args:
+            plans: of the methods, by name.
+            weights: of the methods, by name.
+            target: what they were planned for.
+            rows: all rows.
+            seed: of the search.
+        """
+        stages = [
+            record | {"stage": f"{name}: {record['stage']}"}
+            for name, selected in plans.items()
+            for record in selected.stages
+        ]
+        decisions = [
+            f"{name}: {decision}"
+            for name, selected in plans.items()
+            for decision in selected.decisions
+        ]
+        method = cls(weights, plans, target)
+        return Plan(target, method, rows, seed, stages=tuple(stages), decisions=tuple(decisions))
+
+    def fit(
+        self,
+        target: Target,
+        data: Any,
+        *,
+        seed: int = 0,
+        checkpoint: StrPath | None = None,
+        progress: Show = True,
+    ) -> Posterior:
+        """Fit every method, and return the mixture; after Ctrl-C that of the finished ones."""
+        components: dict[str, Posterior] = {}
+        stopped = "finished"
+        for name, selected in self.plans.items():
+            file = None if checkpoint is None else f"{checkpoint}.{name}.all"
+            if target is not self.target:
+                selected = replace(selected, target=target, rows=as_data(data, self.batch_size))
+            with warnings.catch_warnings():
+                # Of a component alone: the mixture is what predicts.
+                warnings.simplefilter("ignore", WorseThanModeWarning)
+                posterior = selected.fit(seed=seed, checkpoint=file, progress=progress)
+            if posterior.stopped == "interrupted":
+                stopped = "interrupted"
+                if not components:
+                    return posterior
+                break
+            components[name] = posterior
+        mixture = Mixture(
+            list(components.values()),
+            [self.weights[name] for name in components],
+            _joined_history(components),
+        )
+        mixture.stopped = stopped
+        mixture.held_out_index = _shared_held_out_index(mixture)
+        diagnostics = [posterior.mixing for posterior in components.values() if posterior.mixing]
+        if len(diagnostics) == 1:
+            mixture.mixing = diagnostics[0]
+        return mixture
+
+
+def _joined_history(components: Mapping[str, Posterior]) -> list[dict[str, float]]:
+    """Return the records of all components, without the judgments of a single one."""
+    records = []
+    for number, posterior in enumerate(components.values()):
+        for record in posterior.history:
+            kept = {key: value for key, value in record.items() if key not in JUDGMENTS}
+            records.append({"member": float(number), **kept})
+    return records
+
+
+def _shared_held_out_index(mixture: Mixture) -> Tensor | None:
+    """Return the rows that no component was fitted to; None if they differ."""
+    first, *others = [component.held_out_index for component in mixture.components]
+    if first is None or any(other is None or not torch.equal(first, other) for other in others):
+        return None
+    return first
