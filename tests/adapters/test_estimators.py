@@ -14,7 +14,7 @@ import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 from sklearn.datasets import load_iris
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -143,7 +143,7 @@ def test_without_standardizing():
     model = BayesRegressor("map", likelihood=NOISE, **QUICKER).fit(
         np.hstack([x, np.full_like(x, 7.0)]), y
     )
-    assert model.x_scale_[1] == 1  # a constant column
+    assert np.isinf(model.x_scale_[1])  # new values of a constant column are ignored
 
 
 def test_classes_may_be_words():
@@ -188,6 +188,7 @@ def test_pipeline_grid_search_and_cross_validation() -> None:
     [
         None,
         "mlp",
+        "table",
         pytest.param("lenet", marks=pytest.mark.slow),
         lambda features, outputs: nn.Linear(features, outputs),
     ],
@@ -250,7 +251,7 @@ def test_files_hold_everything(method, tmp_path):
         ({"dtype": "float16"}, "float32"),
         ({"input_shape": (2, 2)}, "has 1 features"),
         ({"net": lambda features, outputs: None}, "nn.Module"),
-        ({"likelihood": "normal"}, r"Gaussian\(0.1\)"),
+        ({"likelihood": "normal"}, "there is no likelihood .normal."),
     ],
 )
 def test_errors_help(settings, message):
@@ -358,3 +359,44 @@ def test_conformal_sets(tmp_path):
     for fraction in (1.5, True, 3):
         with pytest.raises(ValueError, match="conformal must be a fraction"):
             BayesClassifier("map", conformal=fraction).fit(X, KINDS)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "settings"), [(BayesClassifier, {}), (BayesRegressor, {"likelihood": NOISE})]
+)
+def test_groups_and_times_decide_on_the_rows_held_out_for_a_guarantee(
+    estimator: Any, settings: dict[str, Any]
+) -> None:
+    groups = np.array([f"plant {i}" for i in range(30)]).repeat(5)
+    model = estimator("map", conformal=0.2, random_state=0, **settings, **QUICKER)
+    model.fit(X, KINDS, groups=groups)
+    assert len(model.held_x_) == 30
+    marked = np.column_stack([X, np.arange(150.0)])
+    model.fit(marked, KINDS, groups=groups)
+    held_out = model.held_x_[:, -1].astype(int)
+    kept = np.setdiff1d(np.arange(150), held_out)
+    assert not set(groups[held_out]) & set(groups[kept])
+    model.fit(marked, KINDS, times=-np.arange(150.0))
+    assert_array_equal(model.held_x_[:, -1], np.arange(30))
+
+
+def test_the_fit_gets_the_groups_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a cross-validation, which gives each fit those of its own training rows."""
+    groups = np.arange(30).repeat(5)
+    blocks = []
+    with_blocks = bayou.training.data.Rows.with_blocks
+
+    def record(rows: Any, given: Any) -> Any:
+        blocks.append(given)
+        return with_blocks(rows, given)
+
+    monkeypatch.setattr(bayou.training.data.Rows, "with_blocks", record)
+    model = BayesRegressor("map", likelihood=NOISE, random_state=0, **QUICKER)
+    fit_only = {"params": {"groups": groups}}
+    cross_val_score(model, X, KINDS, cv=GroupKFold(3), groups=groups, **fit_only)
+    assert [given.count(torch.arange(100)) for given in blocks] == [20, 20, 20]
+
+
+def test_groups_of_another_length_are_an_error() -> None:
+    with pytest.raises(ValueError, match="groups must have one value for each of 150 rows"):
+        BayesClassifier("map", **QUICKER).fit(X, KINDS, groups=[1, 2])

@@ -21,6 +21,7 @@ import bayou
 from bayou.app.cli import app as commands
 from bayou.app.runs.config import Config
 from bayou.app.runs.folder import Run
+from bayou.posteriors import Mixture
 from bayou.posteriors.checks import check_history
 from bayou.select import Auto, named
 
@@ -269,7 +270,7 @@ def test_auto_selects_by_held_out_rows_and_explains_its_choice(folder, monkeypat
     auto = named.Named("auto", "Auto", "", lambda config: Auto(methods))
     monkeypatch.setitem(named.METHODS, "auto", auto)
     stderr = succeed("train moons --method auto --out run --samples 5").stderr
-    assert "auto-0: map was selected: the lowest NLL on" in stderr
+    assert "auto-0: map was selected: it has nearly all the weight in the best mixture" in stderr
     assert "broken failed: it went to infinity" in stderr
     assert "map was selected" in Path("run/report.html").read_text()
     posterior, _, _ = Run.open("run").posterior("auto")
@@ -278,6 +279,32 @@ def test_auto_selects_by_held_out_rows_and_explains_its_choice(folder, monkeypat
     assert bayou.metrics.accuracy(posterior.predict(data.test[0]), data.test[1]) > 0.8
     with pytest.raises(ValueError, match="no method could be fitted"):
         bayou.fit(torch.nn.Linear(2, 2), data.train, Auto({"broken": Broken()}), progress=False)
+
+
+@pytest.mark.slow
+def test_a_run_of_auto_predicts_and_reports_with_its_mixture(folder, monkeypatch):
+    """Two methods that are equally good: the run has their mixture, which predicts and is served
+    like any posterior.
+    """
+    methods = {"short": bayou.MAP(steps=100, lr=0.01), "long": bayou.MAP(steps=120, lr=0.01)}
+    auto = named.Named("auto", "Auto", "", lambda config: Auto(methods))
+    monkeypatch.setitem(named.METHODS, "auto", auto)
+    stderr = succeed("train moons --method auto --out run --samples 20").stderr
+    assert "auto-0: the mixture 0." in stderr
+    report = Path("run/report.html").read_text()
+    assert "the mixture 0." in report
+    posterior, preprocessor, _ = Run.open("run").posterior("auto")
+    assert isinstance(posterior, Mixture)
+    assert posterior.members == 2
+    data = Run.open("run").load_data()
+    np.savez("x.npz", x=data.test[0].numpy())
+    succeed("predict run --input x.npz --out p.csv --samples 20")
+    lines = Path("p.csv").read_text().splitlines()
+    assert len(lines) == len(data.test[0]) + 1
+    expected = posterior.predict(preprocessor.transform("x.npz").float(), 20).mean
+    probabilities = [i for i, name in enumerate(lines[0].split(",")) if name.startswith("p(")]
+    first = float(lines[1].split(",")[probabilities[1]])
+    assert first == pytest.approx(float(expected[0, 1]), abs=1e-3)
 
 
 @pytest.mark.parametrize("methods", [("mnf",), ("map", "mnf")])

@@ -2,12 +2,18 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from bayou.app.runs.nets import NETS, build, default_net
+import bayou
+from bayou.adapters.sklearn import BayesRegressor
+from bayou.app.runs.config import Config
+from bayou.app.runs.folder import Run
+from bayou.app.runs.net_choice import choose_net
+from bayou.app.runs.nets import NETS, TABLE_NET, build, default_net, is_compared, layout_for
 from bayou.data import load
 
 
@@ -15,7 +21,11 @@ from bayou.data import load
 @pytest.mark.parametrize("shape", [(5,), (1, 8, 8), (3, 32, 32), (1, 17, 16)])
 def test_every_network_is_built_or_refused(name, shape):
     smallest = NETS[name].smallest
-    if smallest is None or (len(shape) == 3 and min(shape[1:]) >= smallest):
+    if NETS[name].reads_columns:
+        message = "needs the columns" if len(shape) == 1 else "needs rows of numbers"
+        with pytest.raises(ValueError, match=message):
+            build(name, shape, 7)
+    elif smallest is None or (len(shape) == 3 and min(shape[1:]) >= smallest):
         net = build(name, shape, 7)
         assert net.eval()(torch.zeros(2, *shape)).shape == (2, 7)
         assert all(parameter.requires_grad for parameter in net.parameters())
@@ -148,3 +158,56 @@ def test_the_digits_network_learns_the_digits():
             cross_entropy(net(x[rows]), y[rows]).backward()
             optimizer.step()
     assert float((net(x_test).argmax(-1) == y_test).double().mean()) >= 0.97
+
+
+def test_only_large_tables_are_compared():
+    assert is_compared((3,), 2000)
+    assert not is_compared((3,), 1999)
+    assert not is_compared((1, 8, 8), 5000)
+    assert layout_for("mlp", torch.zeros(30, 2)) is None
+    assert layout_for(TABLE_NET, torch.randn(30, 2)).columns == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_of_classes", [False, True])
+def test_steps_choose_bins_and_the_lower_nll_decides(is_of_classes):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2000, 6, generator=generator)
+    steps = (4 * x[:, :2]).floor().remainder(2).sum(1, keepdim=True)
+    smooth = x.sum(1, keepdim=True)
+    likelihood = bayou.Categorical() if is_of_classes else bayou.Gaussian(0.5, learn=True)
+    for y, best in ((steps, TABLE_NET), (smooth, None)):
+        y = y - y.mean() + 0.3 * torch.randn(2000, 1, generator=generator)
+        outputs = 1
+        if is_of_classes:
+            y = (y[:, 0] > 0).long()
+            outputs = 2
+        choice = choose_net("mlp", x, y / y.std() if outputs == 1 else y, outputs, likelihood, 0)
+        nll = {trial["net"]: trial["nll"] for trial in choice.record["trials"]}
+        assert choice.name == min(nll, key=nll.get) == (best or choice.name)
+        assert "held-out training rows" in choice.note
+        assert list(nll) == ["mlp", TABLE_NET]
+
+
+def test_no_networks_are_compared_for_methods_that_have_their_own(tmp_path, monkeypatch):
+    """As the network of infinite width has, in runs and in estimators."""
+
+    def refuse(*arguments):
+        raise AssertionError("networks were compared")
+
+    monkeypatch.setattr("bayou.app.runs.net_choice.choose_net", refuse)
+    monkeypatch.setattr("bayou.adapters.estimator.choose_net", refuse)
+    monkeypatch.setattr("bayou.app.runs.nets.MIN_TABLE_NET_ROWS", 20)
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(40, 2))
+    y = x[:, 0] + 0.1 * generator.normal(size=40)
+    np.savez(tmp_path / "rows.npz", x=x, y=y[:, None])
+    settings = {"data": str(tmp_path / "rows.npz"), "effort": 0.2}
+    run = Run.create(tmp_path / "wide", Config(methods=("wide",), **settings))
+    run.work()
+    assert run.facts()["net"] == "silu-50"
+    assert BayesRegressor("wide", effort=0.2).fit(x, y).net_ is None
+    with pytest.raises(AssertionError, match="compared"):
+        Run.create(tmp_path / "map", Config(methods=("map", "wide"), **settings)).work()
+    with pytest.raises(AssertionError, match="compared"):
+        BayesRegressor("map").fit(x, y)

@@ -27,7 +27,7 @@ LONGER = ("hmc", "nuts", "mclmc", "annealed", "csgld")  # at least 100 draws by 
 
 
 def test_every_method_runs_by_its_name(tmp_path):
-    names = tuple(name for name in named.METHODS if name not in (*LONGER, "auto"))
+    names = tuple(name for name in named.METHODS if name not in (*LONGER, "auto", "wide"))
     run = Run.create(tmp_path / "run", Config("moons", names, **QUICK))
     results = run.work()
     assert not run.failures()
@@ -38,6 +38,55 @@ def test_every_method_runs_by_its_name(tmp_path):
         posterior, preprocessor, _ = run.posterior(result["method"])
         assert isinstance(posterior, Posterior)
         assert preprocessor.class_names == ("upper", "lower")
+
+
+def write_steps(path, rows, with_target=True):
+    """Write two columns of numbers, one of dates, and two classes."""
+    lines = ["a,b,when" + ",y" * with_target]
+    for i in range(rows):
+        cells = [f"{i % 17 / 3:.4f}", f"{i % 29}", f"20{10 + i % 12}-0{1 + i % 9}-11"]
+        cells += ["high" if i % 17 > 8 else "low"] * with_target
+        lines.append(",".join(cells))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_the_network_of_tables_keeps_its_columns_in_the_run(tmp_path):
+    table = write_steps(tmp_path / "t.csv", 120)
+    config = Config(str(table), ("map", "tabm"), target="y", net="table", splits=2, **QUICK)
+    run = Run.create(tmp_path / "run", config)
+    run.work()
+    assert not run.failures()
+    facts = run.facts()
+    assert facts["net"] == "table"
+    assert any("columns of numbers in up to" in note for note in facts["notes"])
+    assert any("'when' has dates" in note for note in facts["notes"])
+    new = write_steps(tmp_path / "new.csv", 30, with_target=False)
+    posterior, preprocessor, _ = Run.open(tmp_path / "run").posterior("tabm")
+    mean = posterior.predict(preprocessor.transform(new)).mean
+    layout = facts["layout"]["fields"]["edges"]["tuple"]
+    edges = posterior.target.net.numbers.low
+    assert edges.tolist() == pytest.approx(
+        [edge for column in layout for edge in column.get("tuple", [])[:-1]]
+    )
+    again, _, _ = Run.open(tmp_path / "run").posterior("tabm")
+    assert torch.equal(again.predict(preprocessor.transform(new)).mean, mean)
+
+
+@pytest.mark.slow
+def test_a_large_table_has_the_network_of_held_out_rows_and_says_so(tmp_path):
+    table = write_steps(tmp_path / "t.csv", 2600)
+    run = Run.create(tmp_path / "run", Config(str(table), ("map",), target="y", **QUICK))
+    run.work()
+    facts = run.facts()
+    trials = {trial["net"]: trial["nll"] for trial in facts["net_choice"]["trials"]}
+    assert facts["net"] == min(trials, key=trials.get)
+    assert set(trials) == {"mlp", "table"}
+    (note,) = [note for note in facts["notes"] if note.startswith("Network:")]
+    assert facts["net"] in note
+    assert note in (run.folder / "report.html").read_text(encoding="utf-8")
+    Run.open(run.folder).work()
+    assert run.facts() == facts
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ class PosteriorModel(EnsembleModel):  # type: ignore[misc]
             Values (*batch, S, q, m).
         """
         x = X if self.to_network is None else self.to_network(X)
-        dtype = next(iter(self.weights.values())).dtype
+        dtype = next(iter(self.fitted.template().values())).dtype
         (x,) = self.fitted.place(x.reshape(-1, x.shape[-1]).to(dtype))
         call = VmapOrLoop(self.fitted.call, (0, None), loop=not self.fitted.mappable)
         f = call(self.weights, x)  # (S, N, *out)

@@ -5,27 +5,33 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field, make_dataclass
-from typing import Any, Self
+from typing import Any, Self, final
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from bayou.adapters.frames import FrameEncoder
 from bayou.app.runs import layers, nets
 from bayou.app.runs.config import Config
 from bayou.app.runs.interrupt import raise_if_interrupted
+from bayou.app.runs.net_choice import choose_net
 from bayou.core import rng
 from bayou.core.extras import extra
 from bayou.core.files import StrPath, making, read_file, write_file
 from bayou.core.params import under
 from bayou.core.progress import Show
 from bayou.core.specs import from_json, to_json
+from bayou.data.dates import Date
+from bayou.data.encoders import Category, Number
+from bayou.data.reading import RawTable, is_frame, read_frame
 from bayou.guides.guide import GuideSpec
 from bayou.inference.method import Method
 from bayou.likelihoods import Likelihood
 from bayou.likelihoods.predictive import Predictive, check_level
 from bayou.network.target import PriorRules
+from bayou.networks import TableLayout
 from bayou.operations import Conformal, conformal
 from bayou.posteriors import FileError, Posterior
 from bayou.posteriors.posterior import restore_posterior
@@ -36,17 +42,22 @@ from bayou.select.far_values import replace_in_array
 from bayou.select.fit import fit
 from bayou.select.named import find
 from bayou.select.noise_and_prior import GAIN_OF_CLASSES, GAIN_OF_NUMBERS
+from bayou.select.recipes import Standardized
 from bayou.select.settings import DEFAULT_METHOD, TRAINING
+from bayou.training.blocks import Blocks
+from bayou.training.data import Rows
+from bayou.training.seeds import part_seed
 
 with extra("lab", "A scikit-learn estimator"):
     from sklearn.base import BaseEstimator
     from sklearn.utils import check_random_state
-    from sklearn.utils.validation import check_is_fitted, validate_data
+    from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
 MAX_BATCH_ROWS = 8192  # predicted at a time
 HELD_OUT_ARRAYS = ("held_x_", "held_y_")
 ARRAYS = ("x_mean_", "x_scale_", "y_mean_", "y_scale_", *HELD_OUT_ARRAYS)  # of a file
-NUMBERS = ("seed_", "outputs_", "n_features_in_", "flat_", "large_")  # of a file
+# Of a file:
+NUMBERS = ("seed_", "outputs_", "n_features_in_", "flat_", "large_", "net_", "ranks_", "notes_")
 PARAMETER_SPECS = {"likelihood": (Likelihood,), "prior": (Prior,)}  # the specs in a file
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -58,6 +69,34 @@ Training: Any = make_dataclass(
 )
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class FittedRows:
+    """The rows of a fit.
+
+    Args:
+        x: inputs (N, features).
+        y: targets or the codes of classes, (N,) or (N, D).
+        groups: the group of each row; None for none.
+        times: the time of each row; None for none.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    groups: ArrayLike | None = None
+    times: ArrayLike | None = None
+
+    def at(self, index: np.ndarray) -> FittedRows:
+        """Return some of the rows.
+
+        Args:
+            index: their numbers.
+        """
+        groups = None if self.groups is None else np.asarray(self.groups)[index]
+        times = None if self.times is None else np.asarray(self.times)[index]
+        return FittedRows(self.x[index], self.y[index], groups, times)
+
+
 @dataclass(eq=False, repr=False)
 class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
     """The base class of classifier and regressor.
@@ -65,19 +104,26 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
     Fitted, it has ``posterior_``, ``n_features_in_``, ``feature_names_in_`` and ``seed_``, the seed
     of every prediction.
 
+    X is an array, or a data frame of pandas or polars, whose columns of numbers, categories,
+    booleans, text and dates become inputs as those of a CSV file do in ``bayou train``; they may
+    have missing values. ``notes_`` says what became of them. With ``standardize=False`` or an
+    ``input_shape`` a frame must have numbers only, like an array.
+
     Args:
         method: a name (``bayou list methods``) or a Method.
         net: None for layers of ``hidden`` units, a name (``bayou list nets``), a function
             (features, outputs) → module, or a module.
         hidden: the units of each layer. By default 50; in a regression of more than 5,000 rows two
-            layers of 128 ReLU units.
+            layers of 128 ReLU units. From 2,000 rows on this default is compared with the network
+            "table" (``bayou list nets``) on held-out rows, and ``net_`` has the better one.
         activation: of torch.nn, by default "SiLU".
         prior: a Prior, patterns → priors, or the standard deviation of a normal; None: normals with
             a variance proportional to 1/fan-in.
         samples: draws averaged for a prediction.
         standardize: whether to shift and scale inputs (and regression targets) by the training
             data.
-        input_shape: of one row, such as (1, 8, 8) for images; None: (features,).
+        input_shape: of one row, such as (1, 8, 8) for images; None: (features,), or the inputs
+            that the columns of a data frame become.
         random_state: a whole number, which is the seed itself, or as of scikit-learn.
         device: of torch.
         dtype: "float64", or "float32", which is faster.
@@ -109,34 +155,95 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
     x_scale_: np.ndarray = field(init=False)
     seed_: int = field(init=False)
     large_: bool = field(init=False, default=False)
+    net_: str | None = field(init=False, default=None)
+    layout_: TableLayout | None = field(init=False, default=None)
+    table_: FrameEncoder | None = field(init=False, default=None)
+    notes_: list[str] = field(init=False)
     outputs_: int = field(init=False)
     n_features_in_: int = field(init=False)
     held_x_: np.ndarray = field(init=False)
     held_y_: np.ndarray = field(init=False)
 
-    def _hold_out(self, X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows to fit to: all, or all but a random fraction that is held out."""
+    def _read_training(
+        self, X: ArrayLike, y: object, **checks: Any
+    ) -> tuple[np.ndarray | RawTable, np.ndarray]:
+        """Return the inputs of a fit, an array or the columns of a data frame, and its targets.
+
+        Args:
+            X: inputs.
+            y: targets.
+            **checks: of the targets, for ``validate_data``.
+        """
+        if not is_frame(X) or self.input_shape is not None or not self.standardize:
+            inputs, targets = validate_data(self, X, y, dtype=np.float64, **checks)
+            return inputs, targets
+        targets = validate_data(self, y=y, **checks)
+        table = read_frame(X)
+        columns = list(table.columns.values())
+        check_consistent_length(columns[0], targets)
+        self.n_features_in_ = len(columns)
+        names = list(X.columns)  # type: ignore[union-attr]
+        if all(isinstance(name, str) for name in names):
+            self.feature_names_in_ = np.array(names, dtype=object)
+        return table, targets
+
+    def _encode_training(self, X: np.ndarray | RawTable, index: np.ndarray) -> np.ndarray:
+        """Return the inputs of all rows, the columns of a frame by the statistics of some."""
+        self.table_ = None
+        self.notes_ = []
+        if isinstance(X, np.ndarray):
+            return X
+        self.table_ = FrameEncoder.fit(X, index, self.notes_)
+        return self.table_.encode(X)
+
+    def _encode(self, X: ArrayLike) -> np.ndarray:
+        """Return the inputs of new rows, (N, features)."""
+        check_is_fitted(self, "posterior_")
+        if self.table_ is None:
+            inputs: np.ndarray = validate_data(self, X, reset=False, dtype=np.float64)
+            return inputs
+        if is_frame(X):
+            table = read_frame(X)
+            self.table_.check_names(list(table.columns))
+        else:
+            rows = validate_data(self, X, reset=False, dtype=None, ensure_all_finite=False)
+            table = self.table_.table_of(rows)
+        return self.table_.encode(table)
+
+    def _hold_out(
+        self,
+        X: np.ndarray | RawTable,
+        y: np.ndarray,
+        groups: ArrayLike | None,
+        times: ArrayLike | None,
+    ) -> FittedRows:
+        """Return the rows to fit to: all, or all but a fraction that is held out.
+
+        They are random rows, whole groups or the latest rows. The columns of a frame are encoded
+        by the statistics of the rows to fit to.
+        """
         self.seed_ = self._draw_seed()
+        count = len(y)
+        blocks = Blocks.of(count, groups, times)
         for name in HELD_OUT_ARRAYS:
             self.__dict__.pop(name, None)
         fraction = plain(self.conformal)
         if fraction is None:
-            return X, y
+            return FittedRows(self._encode_training(X, np.arange(count)), y, groups, times)
         if isinstance(fraction, bool) or not isinstance(fraction, float) or not 0 < fraction < 1:
             raise ValueError(
                 f"conformal must be a fraction of the rows such as 0.2, or None, got {fraction!r}"
             )
-        count = round(fraction * len(X))
-        if not 0 < count < len(X):
+        if not 0 < round(fraction * count) < count:
             raise ValueError(
-                f"conformal={fraction} of {len(X)} rows leaves one part empty; give more rows"
+                f"conformal={fraction} of {count} rows leaves one part empty; give more rows"
             )
-        order = rng.permutation(len(X), rng.fold(self.seed_, "conformal")).numpy()
-        held_out = np.sort(order[:count])
-        fitted = np.sort(order[count:])
-        self.held_x_ = X[held_out]
-        self.held_y_ = y[held_out]
-        return X[fitted], y[fitted]
+        rows = Rows((y, y), torch.arange(count), count, blocks)
+        fitted, held_out = rows.split(fraction, part_seed(self.seed_, "conformal"))
+        inputs = self._encode_training(X, fitted.index.numpy())
+        self.held_x_ = inputs[held_out.index.numpy()]
+        self.held_y_ = y[held_out.index.numpy()]
+        return FittedRows(inputs, y, groups, times).at(fitted.index.numpy())
 
     def _draw_seed(self) -> int:
         """Return the seed: a whole number as it is, as in bayou.fit and on the command line."""
@@ -168,27 +275,70 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
         dtype = self._dtype if y.dtype.kind == "f" else torch.long
         return torch.as_tensor(y, dtype=dtype, device=self.device)
 
-    def _fit(self, X: np.ndarray, y: np.ndarray, outputs: int, likelihood: Likelihood) -> Self:
-        """Fit the posterior of a new network."""
+    def _fit(self, rows: FittedRows, outputs: int, likelihood: Likelihood | str) -> Self:
+        """Fit the posterior of a new network; targets of a likelihood by name have their units."""
+        X = rows.x
+        y = rows.y
         if self.standardize:
             has_default_likelihood = getattr(self, "likelihood", None) is None
             X = replace_in_array(X, y, refuses_targets=has_default_likelihood)
-        self.x_mean_, self.x_scale_ = moments(X, self.standardize)
+        is_scaled = self.standardize and self.table_ is None  # else the encoders have scaled them
+        self.x_mean_, self.x_scale_ = moments(X, is_scaled)
+        if is_scaled and len(X) > 1:
+            # New values of a column that is constant here are ignored: nothing is known of them.
+            self.x_scale_[np.ptp(X, axis=0) == 0] = np.inf
         self.outputs_ = outputs
         self.large_ = not self._is_classifier and len(X) > nets.MAX_SMALL_NET_ROWS
         method = self._method()
         prior = self._prior()
+        if isinstance(likelihood, str) and isinstance(method, Method) and self.standardize:
+            method = Standardized(method)
+        tensors = (self._inputs(X), self._targets(y))
+        self._choose_net(*tensors, likelihood)
         self.posterior_ = fit(
             self._network(),
-            (self._inputs(X), self._targets(y)),
+            tensors,
             method=method,
             likelihood=likelihood,
             prior=prior,
+            groups=rows.groups,
+            times=rows.times,
             seed=self.seed_,
             progress=self.verbose,
         )
         raise_if_interrupted(self.posterior_)  # a search over settings must stop at Ctrl-C, too
         return self
+
+    def _choose_net(self, x: Tensor, y: Tensor, likelihood: Likelihood | str) -> None:
+        """Set the name of the network and the layout of its columns, where these are not given."""
+        self.net_ = self.net if isinstance(self.net, str) else None
+        shape = self._shape()
+        has_default_net = self.net is None and self.hidden is None and self.activation is None
+        needs_net = not isinstance(self.method, str) or find(self.method).needs_net
+        if has_default_net and needs_net and nets.is_compared(shape, len(x)):
+            plain = nets.LARGE_NET if self.large_ else nets.SMALL_NET
+            given = likelihood if isinstance(likelihood, Likelihood) else None
+            choice = choose_net(plain, x, y, self.outputs_, given, self.seed_)
+            self.net_ = choice.name
+        self.layout_ = None
+        if self.net_ is not None and len(shape) == 1:
+            self.layout_ = nets.layout_for(self.net_, x)
+
+    def _shape(self) -> tuple[int, ...]:
+        """Return the shape of one row, or raise a ValueError if it does not fit the features."""
+        features = self._inputs_of_network
+        shape = (features,) if self.input_shape is None else tuple(map(int, self.input_shape))
+        entries = int(np.prod(shape))
+        if entries != features:
+            raise ValueError(
+                f"input_shape {shape} has {entries} entries, but X has {features} features"
+            )
+        return shape
+
+    @property
+    def _inputs_of_network(self) -> int:
+        """The number of inputs: those that the columns of a frame became, else the features."""
+        return self.n_features_in_ if self.table_ is None else len(self.table_.features)
 
     @property
     def _is_classifier(self) -> bool:
@@ -230,13 +380,7 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
 
     def _network(self) -> nn.Module:
         """Build a network for the training data, determined by ``seed_``."""
-        features = self.n_features_in_
-        shape = (features,) if self.input_shape is None else tuple(map(int, self.input_shape))
-        entries = int(np.prod(shape))
-        if entries != features:
-            raise ValueError(
-                f"input_shape {shape} has {entries} entries, but X has {features} features"
-            )
+        shape = self._shape()
         with rng.isolated(self.seed_, torch.device("cpu")):
             net = self._build_network(shape)
             if isinstance(self.method, str):
@@ -249,12 +393,14 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
 
     def _build_network(self, shape: tuple[int, ...]) -> nn.Module:
         """Build the network for rows of this shape."""
-        if isinstance(self.net, str):
+        if self.net_ is not None:
+            return nets.build(self.net_, shape, self.outputs_, layout=self.layout_)
+        if isinstance(self.net, str):  # in files of earlier versions
             return nets.build(self.net, shape, self.outputs_)
         if isinstance(self.net, nn.Module):
             return copy.deepcopy(self.net)
         if self.net is not None:
-            return self.net(self.n_features_in_, self.outputs_)
+            return self.net(self._inputs_of_network, self.outputs_)
         if self.large_ and self.hidden is None and self.activation is None:
             return nets.build(nets.LARGE_NET, shape, self.outputs_)
         hidden = (50,) if self.hidden is None else tuple(map(int, self.hidden))
@@ -277,10 +423,10 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
 
     def _predictives(self, X: ArrayLike, rows: int | None = MAX_BATCH_ROWS) -> Iterator[Predictive]:
         """Yield the predictions of batches of rows, in the units of y."""
-        check_is_fitted(self, "posterior_")
-        x = self._inputs(validate_data(self, X, reset=False, dtype=np.float64))
+        x = self._inputs(self._encode(X))
         for batch in x.split(rows or len(x)):
-            p = self.posterior_.predict(batch, samples=plain(self.samples), seed=self.seed_)
+            samples = self.posterior_.draws_to_average(plain(self.samples))
+            p = self.posterior_.predict(batch, samples=samples, seed=self.seed_)
             yield self._in_units(p)
 
     def _in_units(self, p: Predictive) -> Predictive:
@@ -326,6 +472,10 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
             "fitted": {name: getattr(self, name) for name in NUMBERS if hasattr(self, name)},
             "posterior": posterior,
         }
+        if self.layout_ is not None:
+            config["layout"] = self.layout_.to_json()
+        if self.table_ is not None:
+            config["table"] = to_json(self.table_)
         if hasattr(self, "feature_names_in_"):
             config["feature_names"] = list(self.feature_names_in_)
         if hasattr(self, "classes_"):
@@ -359,6 +509,10 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
             for name in ARRAYS:
                 if name in tensors:
                     setattr(estimator, name, tensors[name].numpy())
+            if "layout" in config:
+                estimator.layout_ = TableLayout.from_json(config["layout"])
+            if "table" in config:
+                estimator.table_ = from_json(config["table"], FrameEncoder, Number, Category, Date)
             if "feature_names" in config:
                 estimator.feature_names_in_ = np.array(config["feature_names"], dtype=object)
             if "classes" in config:

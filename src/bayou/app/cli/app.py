@@ -33,8 +33,8 @@ from bayou.app.cli.process import (
     terminate_like_ctrl_c,
     workers,
 )
+from bayou.app.runs.config import default_method
 from bayou.core.progress import command_line_spelling
-from bayou.select.settings import DEFAULT_METHOD
 
 if TYPE_CHECKING:
     from bayou.app.report.page import RunReport
@@ -57,7 +57,7 @@ def _version(is_requested: bool) -> None:
 
 
 WELCOME = """bayou trains, compares and uses Bayesian neural networks.
-  bayou train houses.csv --target price --method laplace train on your file; writes a run folder
+  bayou train houses.csv --target price                  train on your file; writes a run folder
   bayou predict RUN --input new.csv                      predict new rows with intervals
   bayou compare houses.csv --methods map,laplace,mnf     compare methods; writes a report
   bayou report RUN RUN                                   compare runs, paired over their test rows
@@ -100,12 +100,16 @@ def train(
     ctx: typer.Context,
     data: DataArgument = "digits",
     method: Annotated[
-        str, typer.Option(help="name, see `bayou list methods`; auto selects one")
-    ] = DEFAULT_METHOD,
+        str | None,
+        typer.Option(
+            help="name, see `bayou list methods`; by default auto, which mixes several, for a file "
+            "of rows, and laplace for built-in data and arrays",
+        ),
+    ] = None,
     **options: Any,
 ) -> None:
     """Train one method and write the posterior, its scores and a report to the run folder."""
-    _start(ctx, (method,))
+    _start(ctx, (method or default_method(data),))
 
 
 @app.command()
@@ -264,9 +268,11 @@ def verify() -> None:
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(metavar="data|methods|flows|nets", help="what to list")],
+    what: Annotated[
+        str, typer.Argument(metavar="data|methods|likelihoods|flows|nets", help="what to list")
+    ],
 ) -> None:
-    """List data sets, methods, flows or networks."""
+    """List data sets, methods, likelihoods, flows or networks."""
     rows = list_entries(what)
     width = max(len(name) for name, _ in rows)
     for name, text in rows:

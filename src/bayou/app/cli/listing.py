@@ -11,7 +11,7 @@ def list_entries(topic: str) -> list[tuple[str, str]]:
     """Return names with their descriptions.
 
     Args:
-        topic: data, methods, nets or flows.
+        topic: data, methods, likelihoods, nets or flows.
 
     Raises:
         ValueError: there is no such list.
@@ -28,6 +28,10 @@ def list_entries(topic: str) -> list[tuple[str, str]]:
         from bayou.select import list_methods
 
         return list(list_methods().items())
+    if topic == "likelihoods":
+        from bayou.likelihoods import list_likelihoods
+
+        return list(list_likelihoods().items())
     if topic == "nets":
         from bayou.app.runs.nets import NETS
 
@@ -36,7 +40,9 @@ def list_entries(topic: str) -> list[tuple[str, str]]:
         from bayou.flows import registry
 
         return [(name, _first_line(entry.build)) for name, entry in registry("vector").items()]
-    raise ValueError(f"there is no list of {topic!r}; ask for data, methods, flows or nets")
+    raise ValueError(
+        f"there is no list of {topic!r}; ask for data, methods, likelihoods, flows or nets"
+    )
 
 
 def _first_line(builder: Callable[..., object]) -> str:

@@ -97,16 +97,20 @@ def _class_scores(predictive: Predictive, y: Tensor, nll: Tensor) -> _RowScores:
 
 
 def _number_scores(predictive: Predictive, y: Tensor, nll: Tensor, scale: float) -> _RowScores:
-    """Resample NLL, RMSE and coverage."""
-    low, high = predictive.interval(LEVEL)
-    is_inside = ((low <= y) & (y <= high)).double()
-    errors = (predictive.mean.detach().double() - y.double()).abs()
-    squares, coverage, losses = (
-        values.cpu().reshape(len(y), -1).mean(1)
-        for values in (errors**2, is_inside, scale * errors)
+    """Resample NLL, RMSE and coverage, the last two over the values that are known."""
+    values, is_known = predictive.likelihood.labels(y)
+    of_values = Predictive(*predictive.likelihood.for_targets(predictive.outputs, y))
+    low, high = of_values.interval(LEVEL)
+    is_inside = ((low <= values) & (values <= high)).double()
+    errors = (of_values.mean.detach().double() - values.double()).abs()
+    known = is_known.double()
+    squares, coverage, losses, share = (
+        column.cpu().reshape(len(y), -1).mean(1)
+        for column in (errors**2 * known, is_inside * known, scale * errors, known)
     )
-    scores = resample_means(torch.stack([nll, squares, coverage], 1))
-    scores[:, 1] = scale * scores[:, 1].sqrt()
+    means = resample_means(torch.stack([nll, squares, coverage, share], 1))
+    rmse = scale * (means[:, 1] / means[:, 3]).sqrt()
+    scores = torch.stack([means[:, 0], rmse, means[:, 2] / means[:, 3]], 1)
     return _RowScores(losses, ("nll", "rmse", "coverage"), scores)
 
 

@@ -43,13 +43,14 @@ def judge(
     Args:
         posterior: of a network for this data set.
         data: the data set.
-        samples: functions averaged for a prediction, or all draws, if there are fewer.
+        samples: functions averaged for a prediction, or all draws, if there are fewer; a posterior
+            with a closed form is evaluated by it.
         seed: of the predictions.
         baselines: fitted to the training rows, for the checks.
 
     Returns:
-        The number of samples, the scores (``metrics``), the checks, the scores of rows, and the
-        curves of the report by name.
+        The number of samples (None for a closed form), the scores (``metrics``), the checks, the
+        scores of rows, and the curves of the report by name.
     """
     options = prediction_options(posterior, samples, seed)
     predictive, ood_predictive, scores = score(
@@ -115,11 +116,12 @@ def prediction_options(posterior: Posterior, samples: int, seed: int) -> dict[st
     """Return the arguments of ``predict``.
 
     Args:
-        posterior: has all its draws averaged if there are fewer than ``samples``.
+        posterior: has all its draws averaged if there are fewer than ``samples``, and its closed
+            form computed if there is one.
         samples: functions averaged for a prediction.
         seed: of the predictions.
     """
-    count = min(samples, posterior.draws or samples)
+    count = posterior.draws_to_average(samples)
     return {"samples": count, "seed": seed, "batch_size": BATCH_ROWS}
 
 

@@ -25,8 +25,9 @@ class RunReport:
     Args:
         results: dictionaries as returned by ``bayou.app.report.judge``, one for each method, seed
             and split.
-        config: data (its name), facts (its sizes and shapes), command, notes, failures, reference
-            (the label that the rest is compared with), runs (their number, if there are several).
+        config: data (its name), facts (its sizes and shapes), command, notes, split_notes,
+            failures, reference (the label that the rest is compared with), runs (their number, if
+            there are several).
     """
 
     def __init__(self, results: Sequence[Result], config: dict[str, Any]) -> None:
@@ -53,9 +54,10 @@ class RunReport:
             loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True
         )
         all_sections = sections(self.results)
-        notes = self.config.get("notes", [])
-        if notes:
-            all_sections.append(Section("data", notes=notes))
+        for name, key in (("split", "split_notes"), ("data", "notes")):
+            notes = self.config.get(key, [])
+            if notes:
+                all_sections.append(Section(name, notes=notes))
         return environment.get_template("page.html.j2").render(
             results=self.results,
             facts=self.results.facts,

@@ -14,8 +14,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, final
 
+from bayou.data.catalogue import TABLE_SUFFIXES
 from bayou.select.settings import (
     DEFAULT_METHOD,
+    DEFAULT_METHOD_OF_FILES,
     ONE_OR_MORE,
     POSITIVE,
     RUN,
@@ -28,9 +30,25 @@ from bayou.select.settings import (
 FORMAT = 1
 DATA = "Data"  # a section of --help, as those of ``Training``
 MODEL = "Model"  # a section of --help
+ARRAYS_SUFFIX = ".npz"
 MAX_SEEDS = 1000  # and splits: a run lists every job
 UP_TO_MAX: Must = (f"from 1 to {MAX_SEEDS:,}", lambda value: 1 <= value <= MAX_SEEDS)
 PRIOR: Must = ("a positive number", lambda value: value == "fan_in" or 0 < value < float("inf"))
+
+
+def default_method(data: str) -> str:
+    """Return the method of `bayou train` where none is given.
+
+    Rows of a file get the mixture of several methods, which takes ten times as long as one of them
+    and is better on most tables. Built-in data sets and arrays (.npz) get one method.
+
+    Args:
+        data: a built-in data set, or a file.
+    """
+    path = str(data).lower()
+    if path.endswith(TABLE_SUFFIXES) and not path.endswith(ARRAYS_SUFFIX):
+        return DEFAULT_METHOD_OF_FILES
+    return DEFAULT_METHOD
 
 
 def must_be_in(*names: str) -> Must:
@@ -56,6 +74,8 @@ class Config(Training):
         task: "classification" or "regression"; by default inferred from the target.
         drop: columns of a file that are not used.
         id: a column that identifies rows: not an input, copied to predictions.
+        group: a column whose groups of rows are not divided by a split: not an input.
+        split_by_time: a column by which the latest rows are held out.
         split: number of the published or generated split.
         ood: another source of out-of-distribution data, or "none".
         seed: the first seed.
@@ -65,6 +85,9 @@ class Config(Training):
         prior: standard deviation of the prior, or "fan_in" for gain/√fan_in.
         gain: of the "fan_in" prior; by default selected on held-out rows.
         noise: initial noise of a regression, in standard deviations of y.
+        likelihood: the name of the distribution of y; by default Gaussian or categorical.
+        observed: a column that says which rows of a survival target were observed, not censored.
+        order: the classes of an ordered target, from the lowest to the highest.
         heteroscedastic: the network also predicts the noise of y at each x.
         samples: networks averaged for a prediction.
         device: "cpu", "cuda" or "auto".
@@ -83,6 +106,21 @@ class Config(Training):
     drop: tuple[str, ...] = setting((), DATA, "a column of a file to leave out; repeatable")
     id: str | None = setting(
         None, DATA, "a column that identifies rows: not an input, copied to predictions"
+    )
+    group: str | None = setting(
+        None, DATA, "a column of groups, such as patients: all rows of one are held out, or none"
+    )
+    split_by_time: str | None = setting(
+        None, DATA, "a column of dates or numbers: the latest rows are held out"
+    )
+    observed: str | None = setting(
+        None,
+        DATA,
+        "column with two values that says whether the event of a row was observed (the larger "
+        "value) or the row was censored: for survival times",
+    )
+    order: str | None = setting(
+        None, DATA, 'classes of an ordered target from low to high: "Fair,Good,Very Good"'
     )
     split: int = setting(0, DATA, "number of the published or generated split")
     ood: str | None = setting(None, DATA, "another source of out-of-distribution data, or none")
@@ -109,8 +147,14 @@ class Config(Training):
     noise: float = setting(
         0.5, MODEL, "initial noise of a regression, in standard deviations of y", POSITIVE
     )
+    likelihood: str | None = setting(
+        None,
+        MODEL,
+        "distribution of y, see `bayou list likelihoods`, or auto: gaussian, student-t or "
+        "lognormal, whichever predicts held-out rows best",
+    )
     heteroscedastic: bool = setting(
-        False, MODEL, "the network also predicts the noise of y at each x"
+        False, MODEL, "the network also predicts the noise of y: --likelihood heteroscedastic"
     )
     samples: int = setting(100, RUN, "networks averaged for a prediction", ONE_OR_MORE)
     device: str = setting("cpu", RUN, "cpu, cuda or auto")
@@ -135,6 +179,10 @@ class Config(Training):
                 raise ConfigError(
                     f"prior must be 'fan_in' or a standard deviation, got {self.prior!r}"
                 ) from None
+        censored = {"weibull": "censored-weibull", "lognormal": "censored-lognormal"}
+        if self.observed is not None and self.likelihood in (None, *censored):
+            name = censored[self.likelihood or "weibull"]
+            object.__setattr__(self, "likelihood", name)
         super().__post_init__()
 
     @property

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import bayou
 from bayou.app.runs.folder import Run, RunError
-from bayou.app.runs.predictions import sample_count
+from bayou.app.runs.predictions import requested_samples
 from bayou.core.files import StrPath
 from bayou.data import CATALOGUE
 from bayou.posteriors.checks import describe_flag
@@ -59,7 +59,7 @@ def evaluate_run(
     for job in jobs:
         posterior, _, _ = run.posterior(job.method, job.seed)
         notes += [note for note in run.describe_interruption(job, posterior) if note not in notes]
-        options = prediction_options(posterior, sample_count(posterior, samples, run), job.seed)
+        options = prediction_options(posterior, requested_samples(samples, run), job.seed)
         predictive, _, scores = score(posterior, test, ood, scale, options)
         checks = bayou.diagnostics.check(
             posterior, None, test, scale=scale, against=baselines, predictive=predictive

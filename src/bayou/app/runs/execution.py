@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from bayou.app.report.results import Average
     from bayou.app.runs.folder import Run
     from bayou.diagnostics.baselines import Baseline
+    from bayou.likelihoods import Likelihood
 
 TellEvent = Callable[[str, str, dict[str, Any]], None]
 """Receives the name of a job, its event (fitting, judging, done, failed) and the numbers of it."""
@@ -82,12 +83,10 @@ class Execution:
         datasets = {split: run.load_data(split) for split in run.splits}
         self.data = datasets[None]
         self.is_new = not (run.folder / "data.json").exists()
-        self.net = self._net_name()
+        self.choice = self._choose_net()
+        self.net = self.choice.name
+        self.layout = nets.layout_for(self.net, self.data.train[0])
         self.weights = self._count_weights()
-        if run.config.heteroscedastic and self.data.task == "classification":
-            raise RunError(
-                "--heteroscedastic is for regression; for classes the probabilities model the noise"
-            )
         digests = {split: digest((data.train, data.test)) for split, data in datasets.items()}
         if not self.is_new:
             self._check_digests(list(digests.values()))
@@ -95,18 +94,31 @@ class Execution:
             split: _prepare_split(run, data, digests[split]) for split, data in datasets.items()
         }
 
-    def _net_name(self) -> str:
+    def _choose_net(self) -> nets.NetChoice:
         """Return the network of the settings, of the run before, or the default for the data."""
-        if self.run.config.net:
-            return self.run.config.net
-        if self.is_new:
-            return nets.default_net(self.data)
-        return str(self.run.facts()["net"])
+        run = self.run
+        data = self.data
+        if run.config.net:
+            return nets.NetChoice(run.config.net)
+        if not self.is_new:
+            facts = run.facts()
+            return nets.NetChoice(str(facts["net"]), record=facts.get("net_choice"))
+        name = nets.default_net(data)
+        needs_net = any(find(method).needs_net for method in run.config.methods)
+        if not needs_net or not nets.is_compared(data.input_shape, data.n):
+            return nets.NetChoice(name)
+        from bayou.app.runs.net_choice import choose_net
+
+        x, y = (tensor.to(run.device) for tensor in data.train)
+        likelihood = run.likelihood(data) if run.fits_in_units(data) else None
+        outputs = run.output_count(data.output_size)
+        return choose_net(name, x, y, outputs, likelihood, run.config.seed)
 
     def _count_weights(self) -> int:
         """Count the parameters of the network of the first job."""
         data = self.data
-        net = self.run.build_net(data.input_shape, data.output_size, self.net, self.run.jobs[0])
+        job = self.run.jobs[0]
+        net = self.run.build_net(data.input_shape, data.output_size, self.net, job, self.layout)
         return sum(parameter.numel() for parameter in net.parameters())
 
     def _check_digests(self, digests: list[str]) -> None:
@@ -132,10 +144,15 @@ class Execution:
             "task": data.task,
             "input_shape": list(data.input_shape),
             "output_size": data.output_size,
-            "notes": data.notes,
+            "split_notes": data.split_notes,
+            "notes": self._notes(),
             "preprocessor": data.preprocessor.to_json(),
             "split": self.run.config.split,
         }
+        if self.layout is not None:
+            facts["layout"] = self.layout.to_json()
+        if self.choice.record is not None:
+            facts["net_choice"] = self.choice.record
         facts |= self.splits[None].to_json()
         facts["splits"] = {
             str(number): split.to_json()
@@ -143,6 +160,18 @@ class Execution:
             if number is not None
         }
         return facts
+
+    def _notes(self) -> list[str]:
+        """Return the notes about the data, and about the network where one was chosen."""
+        if not self.is_new:
+            notes: list[str] = self.run.facts().get("notes", [])
+            return notes
+        notes = list(self.data.notes)
+        if self.layout is not None:
+            notes.append(f"Columns of the network {self.net}: {self.layout.describe()}.")
+        if self.choice.note:
+            notes.append(self.choice.note)
+        return notes
 
     def start(self, note: Callable[[str], None] | None) -> None:
         """Write the settings and the facts, and tell the notes and the scores of the baselines.
@@ -153,7 +182,7 @@ class Execution:
         write_json(self.run.folder / "config.json", self.run.config.to_json())
         write_json(self.run.folder / "data.json", self.facts())
         if note is not None and self.is_new:
-            for text in self.data.notes:
+            for text in (*self._notes(), *self.data.split_notes[1:]):
                 note(text)
         for number, split in self.splits.items():
             for name, evaluation in split.baseline_scores.items():
@@ -212,8 +241,9 @@ class Execution:
 
         run = self.run
         data = self.data
-        net = run.build_net(data.input_shape, data.output_size, self.net, run.jobs[0])
-        likelihood = run.likelihood(data.task).bind().to(run.device)
+        job = run.jobs[0]
+        net = run.build_net(data.input_shape, data.output_size, self.net, job, self.layout)
+        likelihood = run.likelihood(data).bind().to(run.device)
         x, y = (tensor.to(run.device) for tensor in data.train)
         batch_rows = min(run.config.batch_size, data.n)
         batch_seconds = step_seconds(net, likelihood, x[:batch_rows], y[:batch_rows])
@@ -326,16 +356,28 @@ def fit_job(
 
 def _fit_posterior(run: Run, job: Job, data: DataSet, net: str, show: Show) -> Posterior:
     """Fit the method of a job to the training rows."""
+    from bayou.inference.method import Method
+    from bayou.select.recipes import Standardized
+
     config = run.config
     compiles = config.compile
     if compiles is None:
         compiles = run.device.type == "cuda"
+    method = find(job.method).make(replace(config, compile=compiles))
+    likelihood: Likelihood | str | None = run.config.likelihood
+    if run.fits_in_units(data):
+        likelihood = run.likelihood(data)
+    elif isinstance(method, Method):
+        method = Standardized(method)
+    layout = nets.layout_for(net, data.train[0])
     return bayou.fit(
-        run.build_net(data.input_shape, data.output_size, net, job),
+        run.build_net(data.input_shape, data.output_size, net, job, layout),
         (data.train[0].to(run.device), data.train[1].to(run.device)),
-        method=find(job.method).make(replace(config, compile=compiles)),
-        likelihood=run.likelihood(data.task),
+        method=method,
+        likelihood=likelihood,
         prior=run.prior(),
+        groups=data.groups,
+        times=data.times,
         seed=job.seed,
         checkpoint=run.job_folder(job) / "checkpoint",
         progress=show,

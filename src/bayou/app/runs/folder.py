@@ -31,6 +31,8 @@ from bayou.core.progress import Show
 from bayou.data import DataError, DataSet, load
 from bayou.data.preprocess import Preprocessor
 from bayou.likelihoods import Likelihood
+from bayou.likelihoods.named import AUTO, NamedLikelihood, find_likelihood
+from bayou.networks import TableLayout
 from bayou.posteriors import Posterior
 from bayou.select.named import find
 from bayou.training.jobs import Executor, PendingResult, send
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 LOCK = ".lock"  # a file of the folder, locked by the process that writes to it
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
+WHOLE_TOLERANCE = 1e-4  # of whole targets that were standardized
 METRICS_KEYS = ("method", "label", "seed", "split", "seconds", "samples", "metrics")
 
 
@@ -149,7 +152,14 @@ class Run:
         if split is not None:
             config = replace(config, split=split)
         settings = {name: getattr(config, name) for name in config.settings(DATA)}
-        data = load(config.data, **settings)
+        named = self._named_likelihood
+        if named is not None:
+            settings["task"] = config.task or named.task
+        needs_units = self.chooses_likelihood or (named is not None and not named.has_shift)
+        data = load(config.data, **settings, scale_target=not needs_units)
+        self._check_task(data)
+        if needs_units:
+            data = _with_original_targets(data)
         ood = None if data.ood is None else data.ood.to(DTYPES[config.precision])
         train = self.convert(*data.train)
         return replace(data, train=train, test=self.convert(*data.test), ood=ood)
@@ -164,19 +174,25 @@ class Run:
         dtype = DTYPES[self.config.precision]
         return x.to(dtype), y.to(dtype) if y.is_floating_point() else y
 
-    def build_net(self, shape: tuple[int, ...], outputs: int, net: str, job: Job) -> nn.Module:
+    def build_net(
+        self,
+        shape: tuple[int, ...],
+        outputs: int,
+        net: str,
+        job: Job,
+        layout: TableLayout | None = None,
+    ) -> nn.Module:
         """Build the network of a job, on the device of the config.
 
         Args:
             shape: of one input.
-            outputs: numbers that the likelihood needs for one row; twice as many if the network
-                predicts the noise.
+            outputs: classes, or numbers of one y; the likelihood decides how many outputs it needs.
             net: the name of the network.
             job: its seed draws the initial weights, and its method may change layers.
+            layout: of the columns of the training rows, for a network that needs it.
         """
-        if self.config.heteroscedastic:
-            outputs *= 2
-        module = nets.build(net, shape, outputs, seed=job.seed)
+        outputs = self.output_count(outputs)
+        module = nets.build(net, shape, outputs, seed=job.seed, layout=layout)
         module = find(job.method).prepare(module)
         return module.to(self.device, DTYPES[self.config.precision])
 
@@ -193,17 +209,90 @@ class Run:
         except RuntimeError:
             raise RunError(f"there is no device {name!r}; use cpu, cuda or auto") from None
 
-    def likelihood(self, task: str) -> Likelihood:
-        """Return the likelihood: categorical for classes, else Gaussian with a learned noise.
+    @property
+    def _named_likelihood(self) -> NamedLikelihood | None:
+        """The entry of the likelihood of the config; None for the default or a choice by rows."""
+        name = self.config.likelihood
+        if name is None or name == AUTO:
+            return None
+        return find_likelihood(name)
+
+    def _check_task(self, data: DataSet) -> None:
+        """Raise a RunError unless the likelihood of the config is for this target."""
+        name = self.config.likelihood
+        is_class = data.task == "classification"
+        if self.config.heteroscedastic and is_class:
+            raise RunError(
+                "--heteroscedastic is for regression; for classes the probabilities model the noise"
+            )
+        if name is None:
+            return
+        if self.config.heteroscedastic:
+            raise RunError(f"give --heteroscedastic or --likelihood {name}, not both")
+        named = self._named_likelihood
+        if is_class != (named is not None and named.task == "classification"):
+            raise RunError(f"--likelihood {name} is not for {data.task}; `bayou list likelihoods`")
+        is_censored = name.startswith("censored-")
+        if is_censored != (self.config.observed is not None):
+            raise RunError(
+                f"--likelihood {name} and --observed do not go together: times with a column of "
+                "observed rows need weibull or lognormal, which are censored then, or "
+                "censored-weibull or censored-lognormal"
+            )
+
+    def output_count(self, outputs: int) -> int:
+        """Return how many numbers the network has for one row.
 
         Args:
-            task: "classification" or "regression".
+            outputs: classes, or numbers of one y.
         """
-        if task == "classification":
+        name = self.config.likelihood
+        if name == "ordinal":
+            return 1
+        if self.config.heteroscedastic and name is None:
+            return 2 * outputs
+        if name is None or name == AUTO:
+            return outputs
+        return find_likelihood(name).make(torch.ones(2, outputs)).outputs(outputs)
+
+    def likelihood(self, data: DataSet) -> Likelihood:
+        """Return the likelihood: by default categorical, or Gaussian with a learned noise.
+
+        Args:
+            data: the data set.
+        """
+        named = self._named_likelihood
+        if named is not None and named.name not in ("gaussian", "categorical"):
+            y = torch.cat((data.train[1], data.test[1]))
+            if named.name == "ordinal":
+                return bayou.likelihoods.Ordinal(len(data.class_names)).starting_at(y)
+            return named.make(y).starting_at(y)
+        if data.task == "classification":
             return bayou.Categorical()
         if self.config.heteroscedastic:
             return bayou.HeteroscedasticGaussian()
         return bayou.Gaussian(self.config.noise, learn=True)
+
+    @property
+    def chooses_likelihood(self) -> bool:
+        """Whether a fit chooses the likelihood of numbers on held-out rows.
+
+        The method auto does, unless a likelihood is given.
+        """
+        config = self.config
+        is_open = config.likelihood is None and not config.heteroscedastic
+        return config.likelihood == AUTO or (is_open and AUTO in config.methods)
+
+    def fits_in_units(self, data: DataSet) -> bool:
+        """Return whether targets are fitted as they are: classes, or standardized numbers.
+
+        Args:
+            data: the data set.
+        """
+        if data.task == "classification":
+            return True
+        is_shifted = self.config.likelihood in (None, "gaussian")
+        return is_shifted and not self.chooses_likelihood
 
     def prior(self) -> bayou.Normal | None:
         """Return the prior; None if the method selects its scale on held-out rows."""
@@ -219,8 +308,9 @@ class Run:
         Args:
             data: the rows.
         """
-        likelihood = self.likelihood(data.task).bind()
-        return bayou.diagnostics.baselines(likelihood, *data.train, (data.output_size,))
+        likelihood = self.likelihood(data).bind()
+        outputs = (self.output_count(data.output_size),)
+        return bayou.diagnostics.baselines(likelihood, *data.train, outputs)
 
     # --- fits ----------------------------------------------------------------------------------
 
@@ -376,6 +466,7 @@ class Run:
             "failures": self.failures(),
             "data": Path(self.config.data).name,
             "notes": facts.get("notes", []),
+            "split_notes": facts.get("split_notes", []),
             "command": self.config.command(),
         }
         return RunReport(self.results(), config)
@@ -411,7 +502,11 @@ class Run:
         run = self
         if not torch.cuda.is_available():
             run = Run(self.folder, replace(self.config, device="cpu"))
-        net = run.build_net(tuple(facts["input_shape"]), facts["output_size"], facts["net"], job)
+        layout = None
+        if facts.get("layout") is not None:
+            layout = TableLayout.from_json(facts["layout"])
+        shape = tuple(facts["input_shape"])
+        net = run.build_net(shape, facts["output_size"], facts["net"], job, layout)
         posterior = bayou.load(self.job_folder(job) / "posterior.bayou", net)
         return posterior, self.preprocessor(), job
 
@@ -468,6 +563,27 @@ class Run:
                 f"`bayou resume {self.folder}` continues the run."
             )
         return notes
+
+
+def _with_original_targets(data: DataSet) -> DataSet:
+    """Return a data set whose targets are in original units.
+
+    Those of a file are; of a data set by name whole numbers are restored exactly.
+    """
+    shift = data.y_mean
+    scale = data.y_scale
+    if data.task == "classification" or (shift, scale) == (0.0, 1.0):
+        return data
+
+    def restore(y: Tensor) -> Tensor:
+        original = y.double() * scale + shift
+        whole = original.round()
+        return torch.where((original - whole).abs() < WHOLE_TOLERANCE, whole, original).to(y)
+
+    preprocessor: Any = replace(data.preprocessor, y_mean=0.0, y_scale=1.0)  # type: ignore[type-var]
+    train = (data.train[0], restore(data.train[1]))
+    test = (data.test[0], restore(data.test[1]))
+    return replace(data, train=train, test=test, preprocessor=preprocessor)
 
 
 def fit_in_worker(folder: Path, job: Job, net: str) -> None:

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bayou.networks import TableLayout, TableNetwork
+
 Shape = tuple[int, ...]
 # Nearly linear for small inputs, a ReLU for large ones, and smooth, as second-order methods need.
 SMOOTH = "SiLU"
@@ -42,6 +44,20 @@ def dense(
             layers.append(nn.Dropout(dropout))
         width = size
     return nn.Sequential(*layers, nn.Linear(width, outputs))
+
+
+def table(shape: Shape, outputs: int, layout: TableLayout, hidden: Sequence[int]) -> TableNetwork:
+    """Build the network of a table.
+
+    Args:
+        shape: of one input, (columns,).
+        outputs: numbers for each row.
+        layout: of the columns.
+        hidden: units of the hidden layers.
+    """
+    if shape != (layout.columns,):
+        raise ValueError(f"the layout has {layout.columns} columns, but inputs have shape {shape}")
+    return TableNetwork(layout, outputs, hidden)
 
 
 def lenet(

@@ -11,14 +11,21 @@ from typing import TYPE_CHECKING, Any, final
 from bayou.core.specs import nearest
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from bayou.data.dataset import DataSet
+    from bayou.networks import TableLayout
 
 Shape = tuple[int, ...]
 # A regression of more rows than this has this network by default: ReLU fits rough functions.
 MAX_SMALL_NET_ROWS = 5000
 LARGE_NET = "mlp-128"
+SMALL_NET = "silu-50"
+# Its columns are read from training rows.
+TABLE_NET = "table"
+# From so many training rows on, the default network of a table is the better of two on held-out
+# rows: the one without bins, and TABLE_NET.
+MIN_TABLE_NET_ROWS = 2000
 
 
 @final
@@ -32,6 +39,7 @@ class Net:
         builder: the name of a function in ``layers``.
         settings: arguments of the builder.
         smallest: height and width that an image needs at least; None for any input.
+        reads_columns: whether it is built for the layout of the columns of training rows.
     """
 
     name: str
@@ -39,6 +47,7 @@ class Net:
     builder: str
     settings: dict[str, Any] = field(default_factory=dict)
     smallest: int | None = None
+    reads_columns: bool = False
 
     def describe(self) -> str:
         """Return the summary and requirements in one line."""
@@ -46,18 +55,33 @@ class Net:
             return self.summary
         return f"{self.summary}; images of {self.smallest}×{self.smallest} or more"
 
-    def build(self, shape: Shape, outputs: int, seed: int | None = None) -> nn.Module:
+    def build(
+        self,
+        shape: Shape,
+        outputs: int,
+        seed: int | None = None,
+        layout: TableLayout | None = None,
+    ) -> nn.Module:
         """Build the network.
 
         Args:
             shape: of one input.
             outputs: numbers for each row.
             seed: of the initial weights; None for torch's stream.
+            layout: of the columns, for a network that needs it.
 
         Raises:
-            ValueError: the network cannot take such inputs.
+            ValueError: the network cannot take such inputs, or has no layout.
         """
         self._check(tuple(shape), outputs)
+        settings = self.settings
+        if self.reads_columns:
+            if layout is None:
+                raise ValueError(
+                    f"{self.name} needs the columns of training rows: "
+                    "layout=bayou.networks.TableLayout.fit(x)"
+                )
+            settings = settings | {"layout": layout}
         from contextlib import nullcontext
 
         import torch
@@ -66,7 +90,7 @@ class Net:
         from bayou.core import rng
 
         with nullcontext() if seed is None else rng.isolated(seed, torch.device("cpu")):
-            return getattr(layers, self.builder)(tuple(shape), outputs, **self.settings)
+            return getattr(layers, self.builder)(tuple(shape), outputs, **settings)
 
     def _check(self, shape: Shape, outputs: int) -> None:
         """Raise a ValueError if the network cannot take inputs of this shape."""
@@ -75,6 +99,8 @@ class Net:
                 f"a network needs inputs and outputs, got inputs of shape {shape} and {outputs} "
                 "outputs"
             )
+        if self.reads_columns and len(shape) != 1:
+            raise ValueError(f"{self.name} needs rows of numbers, got inputs of shape {shape}")
         if self.smallest is None:
             return
         size = "×".join(map(str, shape))
@@ -129,6 +155,14 @@ _NETS = (
         128,
         128,
     ),
+    Net(
+        TABLE_NET,
+        "columns in bins between quantiles beside their values, two hidden layers of 128 units, "
+        "ReLU",
+        "table",
+        {"hidden": (128, 128)},
+        reads_columns=True,
+    ),
     *(
         net
         for units in (400, 800, 1200)
@@ -168,7 +202,46 @@ _NETS = (
 NETS: dict[str, Net] = {net.name: net for net in _NETS}
 
 
-def build(name: str, shape: Shape, outputs: int, seed: int | None = None) -> nn.Module:
+@final
+@dataclass(frozen=True)
+class NetChoice:
+    """The default network of a table, and why it was chosen.
+
+    Args:
+        name: one of ``NETS``.
+        note: a sentence for the report; empty if nothing was compared.
+        record: the candidates with their NLL, as a stage of a selection; none if there was one.
+    """
+
+    name: str
+    note: str = ""
+    record: dict[str, Any] | None = None
+
+
+def find(name: str) -> Net:
+    """Return the network of a name.
+
+    Args:
+        name: one of ``NETS``.
+
+    Raises:
+        ValueError: there is no such network; the nearest name is suggested.
+    """
+    if name not in NETS:
+        suggestion = nearest(name, list(NETS))
+        raise ValueError(
+            f"there is no network {name!r}{suggestion}; the names are {', '.join(NETS)}"
+        )
+    return NETS[name]
+
+
+def build(
+    name: str,
+    shape: Shape,
+    outputs: int,
+    seed: int | None = None,
+    layout: TableLayout | None = None,
+) -> nn.Module:
     """Build the network of a name.
 
     Args:
@@ -176,20 +249,32 @@ def build(name: str, shape: Shape, outputs: int, seed: int | None = None) -> nn.
         shape: of one input.
         outputs: numbers for each row.
         seed: of the initial weights; None for torch's stream.
+        layout: of the columns, for a network that needs it (``layout_for``).
 
     Raises:
         ValueError: there is no such network, or it cannot take such inputs.
     """
-    if name not in NETS:
-        suggestion = nearest(name, list(NETS))
-        raise ValueError(
-            f"there is no network {name!r}{suggestion}; the names are {', '.join(NETS)}"
-        )
-    return NETS[name].build(shape, outputs, seed)
+    return find(name).build(shape, outputs, seed, layout)
+
+
+def layout_for(name: str, x: Tensor) -> TableLayout | None:
+    """Return the layout of the columns of training rows if a network needs it.
+
+    Args:
+        name: one of ``NETS``.
+        x: the training rows.
+    """
+    if not find(name).reads_columns or x.ndim != 2:
+        return None
+    from bayou.networks import TableLayout
+
+    return TableLayout.fit(x)
 
 
 def default_net(dataset: DataSet) -> str:
     """Return the name of the default network for a data set.
+
+    For a large table ``choose_net`` compares it with ``TABLE_NET``.
 
     Args:
         dataset: its task, shape and number of rows decide.
@@ -201,7 +286,17 @@ def default_net(dataset: DataSet) -> str:
         if dataset.task == "regression" and dataset.n > MAX_SMALL_NET_ROWS:
             return LARGE_NET
         is_large = dataset.n >= 2000 or len(shape) == 3
-        return "mlp" if is_large else "silu-50"
+        return "mlp" if is_large else SMALL_NET
     if min(shape[1:]) < 16:
         return "digits"
     return "lenet" if shape[0] == 1 else "lenet-cifar"
+
+
+def is_compared(shape: Shape, rows: int) -> bool:
+    """Return whether a table has enough rows for a comparison of networks.
+
+    Args:
+        shape: of one input.
+        rows: training rows.
+    """
+    return len(shape) == 1 and rows >= MIN_TABLE_NET_ROWS

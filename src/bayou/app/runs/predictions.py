@@ -43,12 +43,13 @@ def write_predictions(
 ) -> list[str]:
     """Predict the rows of a file and write a CSV file.
 
-    Classes: row, class, probability, entropy, mutual_information, p(...) of every class. Numbers:
-    row, mean, std, epistemic_std, lower, upper (the central interval of probability ``level``),
-    entropy, epistemic_share_of_variance. Both have the id of a row, if the run has an id column,
-    and for a table its ``distance`` beyond the range of the training data, in standard deviations
-    (``bayou.data.preprocess.PreparedRows``). A text that a spreadsheet would run as a formula
-    (it begins with =, +, -, @, a tab or a carriage return) has a quote before it.
+    Classes: row, class, probability, entropy, mutual_information, p(...) of every class, of ordered
+    ones also both ends of the central interval. Numbers: row, mean (and median where y is skewed:
+    prices, times, counts), std, epistemic_std, lower, upper (the central interval of probability
+    ``level``), entropy, epistemic_share_of_variance. Both have the id of a row, if the run has an
+    id column, and for a table its ``distance`` beyond the range of the training data, in standard
+    deviations (``bayou.data.preprocess.PreparedRows``). A text that a spreadsheet would run as a
+    formula (it begins with =, +, -, @, a tab or a carriage return) has a quote before it.
 
     Args:
         folder: the run folder.
@@ -79,7 +80,7 @@ def write_predictions(
     check_level(level)
     run = Run.open(folder)
     posterior, preprocessor, job = run.posterior(method, seed)
-    samples = sample_count(posterior, samples, run)
+    samples = posterior.draws_to_average(requested_samples(samples, run))
     rows = preprocessor.rows(source)
     notes = [*run.describe_interruption(job, posterior), *rows.notes]
     guarantee = None
@@ -100,7 +101,7 @@ def _predict_columns(
     posterior: Posterior,
     preprocessor: Preprocessor,
     rows: PreparedRows,
-    samples: int,
+    samples: int | None,
     level: float,
     guarantee: Conformal | None,
 ) -> dict[str, list[str]]:
@@ -171,11 +172,10 @@ def escape_formula(cell: str) -> str:
     return cell
 
 
-def sample_count(posterior: Posterior, samples: int | None, run: Run) -> int:
-    """Return the number of networks to average, at most as many as the posterior has.
+def requested_samples(samples: int | None, run: Run) -> int:
+    """Return the number of networks that a user wants to average.
 
     Args:
-        posterior: of the run.
         samples: the number that was asked for; None for that of the run.
         run: its settings have the default.
 
@@ -185,7 +185,7 @@ def sample_count(posterior: Posterior, samples: int | None, run: Run) -> int:
     count = run.config.samples if samples is None else samples
     if count < 1:
         raise RunError(f"{spell('samples', '--samples')} must be at least 1, got {count}")
-    return min(count, posterior.draws or count)
+    return count
 
 
 def network_dtype(posterior: Posterior) -> torch.dtype:
@@ -215,13 +215,14 @@ def prediction_columns(
         the interval, entropy and the epistemic share of the variance.
     """
     if preprocessor.task == "classification":
-        return _class_columns(predictive, preprocessor.class_names)
+        return _class_columns(predictive, preprocessor.class_names, level)
     return _number_columns(predictive, preprocessor.y_scale, preprocessor.y_mean, level)
 
 
 def _class_columns(
     predictive: Predictive,
     class_names: tuple[str, ...],
+    level: float,
 ) -> dict[str, list[str] | Tensor]:
     """Return the columns of a classification."""
     probabilities = predictive.mean
@@ -231,6 +232,9 @@ def _class_columns(
         "entropy": predictive.entropy,
         "mutual_information": predictive.mutual_information,
     }
+    if predictive.likelihood.is_ordered:
+        for q, end in zip(_end_levels(level), predictive.interval(level), strict=True):
+            columns[f"{100 * q:g}%"] = [class_names[k] for k in end.tolist()]
     for k, name in enumerate(class_names):
         columns[f"p({name})"] = probabilities[:, k]
     return columns
@@ -251,17 +255,25 @@ def _number_columns(
         return values[:, 0].double() * scale
 
     low, high = predictive.interval(level)
+    low_level, high_level = _end_levels(level)
+    columns: dict[str, list[str] | Tensor] = {"mean": position(predictive.mean)}
+    if not predictive.likelihood.is_linear_in_y:  # skewed, so that the mean is not the middle
+        columns["median"] = position(predictive.quantile(0.5))
     # Not the mutual information: the entropy of a density can be negative, so that a comparison of
     # the two says little.
-    return {
-        "mean": position(predictive.mean),
+    return columns | {
         "std": width(predictive.std),
         "epistemic_std": width(predictive.epistemic_std),
-        f"{100 * (0.5 - level / 2):g}%": position(low),
-        f"{100 * (0.5 + level / 2):g}%": position(high),
+        f"{100 * low_level:g}%": position(low),
+        f"{100 * high_level:g}%": position(high),
         "entropy": predictive.entropy + math.log(scale),
         "epistemic_share_of_variance": _epistemic_share(predictive),
     }
+
+
+def _end_levels(level: float) -> tuple[float, float]:
+    """Return the levels of the quantiles at the ends of a central interval."""
+    return 0.5 - level / 2, 0.5 + level / 2
 
 
 def _epistemic_share(predictive: Predictive) -> Tensor:
@@ -279,7 +291,7 @@ def _calibrate(
     posterior: Posterior,
     held_out_rows: PreparedRows,
     level: float,
-    samples: int,
+    samples: int | None,
 ) -> Conformal:
     """Return the conformal guarantee by rows of a file, which must not be training rows."""
     if held_out_rows.y is None:

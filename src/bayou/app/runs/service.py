@@ -25,7 +25,7 @@ from bayou.app.runs.predictions import (
     ROWS_PER_BATCH,
     network_dtype,
     prediction_columns,
-    sample_count,
+    requested_samples,
 )
 from bayou.core.files import StrPath
 from bayou.core.progress import spell
@@ -82,7 +82,7 @@ class Service:
         posterior: makes the predictions.
         preprocessor: turns rows of JSON into inputs of the network.
         name: run and method, for the description.
-        samples: number of averaged networks.
+        samples: number of averaged networks; None for a closed form.
         level: probability of the intervals; a request can set another.
         max_rows: rows of one request.
         notes: about the run, to be shown at the start.
@@ -91,7 +91,7 @@ class Service:
     posterior: Posterior
     preprocessor: Preprocessor
     name: str
-    samples: int
+    samples: int | None
     level: float = 0.9
     max_rows: int = 10_000
     notes: tuple[str, ...] = ()
@@ -126,7 +126,7 @@ class Service:
             posterior,
             preprocessor,
             f"{Path(folder).resolve().name}/{job.name}",
-            sample_count(posterior, samples, run),
+            posterior.draws_to_average(requested_samples(samples, run)),
             level,
             max_rows,
             notes=tuple(run.describe_interruption(job, posterior)),
