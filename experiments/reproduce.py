@@ -5,7 +5,7 @@
 methods as they come on networks, ``choice.py`` settings of presets on held-out rows, ``truth.py``
 all methods beside long HMC runs, ``implicit.py`` implicit posteriors on densities of their papers,
 ``adapters.py`` posteriors over low-rank adapters, ``hmc_cifar`` a residual network beside a public
-HMC run.
+HMC run, ``tables`` bayou on tables beside other libraries.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from experiments.implicit import Implicit
 from experiments.networks import Networks
 from experiments.published import EXPERIMENTS
 from experiments.study import Fit, Study
+from experiments.tables.study import Tables
 from experiments.toy import Toy
 from experiments.truth import Truth
 
@@ -45,6 +46,7 @@ def studies() -> dict[str, Study]:
         "implicit": Implicit(),
         "adapters": Adapters(),
         "hmc-cifar10": HMCCifar(),
+        "tables": Tables(),
     }
     return {"toy": Toy(), **own, **EXPERIMENTS}
 

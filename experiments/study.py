@@ -111,9 +111,9 @@ def run(
     left = [fit for fit in fits if again or fit.key not in present]
     this = {
         "command": command,
-        "commit": _commit(),
+        "commit": commit(),
         "made": str(date.today()),
-        "where": _where(device),
+        "where": where(device),
     }
     with workers(executor) as pool:
         if pool is None:
@@ -270,7 +270,7 @@ def _said(name: str, value: Any) -> str:
     return f"{name} {value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _commit() -> str:
+def commit() -> str:
     """Return the commit of the clone with "+" if files have changed; empty without git."""
     command = ["git", "describe", "--always", "--exclude=*", "--dirty=+"]
     try:
@@ -282,7 +282,8 @@ def _commit() -> str:
     return done.stdout.strip()
 
 
-def _where(device: str) -> str:
+def where(device: str) -> str:
+    """Return the versions and the machine, for the page."""
     machine = (
         torch.cuda.get_device_name() if device.startswith("cuda") else f"{platform.machine()} CPU"
     )
