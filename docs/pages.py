@@ -106,6 +106,8 @@ PAGES = {
     "rankone": Page(
         r"BatchEnsemble|rank-1|\d+ snapshots|sub-ensemble", classes=("bayou.guides.RankOne",)
     ),
+    "tabm": Page(r"TabM|tabm"),
+    "bins": Page(r"(?i:bins)\b"),
     "vi": Page(classes=("bayou.VI",)),
     "ffg": Page(
         r"(?!.*annealed)(FFG|ffg|VI\(FFG|(?i:mean field)|VI\(MeanField|Bayes by Backprop|scale mixture|VCL)",
@@ -128,6 +130,7 @@ PAGES = {
     "laplace-last": Page(r"(Laplace|laplace|kronecker).*last", classes=("bayou.Laplace",)),
     "sngp": Page(r"SNGP|DDU"),
     "vbll": Page(r"VBLL|vbll", classes=("bayou.methods.VBLL",)),
+    "wide": Page(r"wide\b|Wide\b", classes=("bayou.methods.Wide",)),
     "tfb": Page(r"TFB", classes=("bayou.methods.TFB",)),
     "swag": Page(r"(multi-)?SWAG|swag", classes=("bayou.SWAG",)),
     "samplers": Page(),
@@ -141,7 +144,7 @@ PAGES = {
     "annealed": Page(
         r"Annealed|annealed|.*, annealed", "Settings of Annealed", ("bayou.Annealed",)
     ),
-    "auto": Page(r"auto\b", classes=("bayou.select.Auto",)),
+    "auto": Page(r"bayou auto|auto\b", classes=("bayou.select.Auto",)),
 }
 
 
@@ -485,6 +488,7 @@ API = {
     "bayou.likelihoods": ["base"],
     "bayou.priors": [],
     "bayou.select": ["plans", "named", "recipes"],
+    "bayou.networks": ["table", "embeddings"],
     "bayou.metrics": ["scores"],
     "bayou.diagnostics": ["bound", "modes"],
     "bayou.data": [],

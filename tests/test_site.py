@@ -56,7 +56,7 @@ def test_no_row_of_a_method_is_lost():
     others = re.compile(
         r"BayesianRidge|Gaussian process|GP |.*boosting|random forest|logistic|random points|fine-tuning"
         r"|joint training|temperature|mixture of|forward \+|flow: |bayesian-torch|a point|kronecker|diagonal|the whole"
-        r"|Gaussian \(VAE|IAF|planar|Sylvester|continuous|as the first|a mixture|HMC"
+        r"|CatBoost|LightGBM|linear model|bde|HistGB|TabPFN|Gaussian \(VAE|IAF|planar|Sylvester|continuous|as the first|a mixture|HMC"
     )
     lost = set()
     for table in pages.tables():
