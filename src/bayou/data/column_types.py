@@ -157,7 +157,22 @@ def _fit_category(
     if "" in kept:
         notes.append(f"Column {name!r}: missing values are a separate category.")
         kept = [*(level for level in kept if level), MISSING_LEVEL]
-    return Category(name, tuple(kept), others=len(levels) > MAX_LEVELS)
+    has_others = len(levels) > MAX_LEVELS or _expects_unknown_levels(train_levels)
+    return Category(name, tuple(kept), others=has_others)
+
+
+def _expects_unknown_levels(train_levels: list[str]) -> bool:
+    """Return whether new rows can be expected to have categories that no training row has.
+
+    Of n rows that a new row belongs to an unknown category has a probability of about k/n, if k
+    categories are in one row each (Good 1953). A column of its own for them, which is 0 in all
+    training rows, keeps the weights of the prior: predictions are uncertain there, and not those
+    of an average category.
+
+    Args:
+        train_levels: the categories of the training rows.
+    """
+    return 1 in Counter(train_levels).values()
 
 
 def _describe_text(name: str, levels: list[str], rows: int) -> str:

@@ -90,7 +90,7 @@ class IVON(Variational):
     Paper: Shen et al. 2024, https://arxiv.org/abs/2402.17641.
     """
 
-    guide: Rules = later_field(MeanField())  # noqa: RUF009 (frozen)
+    guide: Rules = later_field(MeanField())
     _: KW_ONLY
     lr: float = 0.1
     hessian: float = 0.1

@@ -81,7 +81,8 @@ class Binned(Recipe):
         binned_target = self._replace_network(target, layout, _count_outputs(target, x), run)
         plan = self.recipe.make_plan(binned_target, rows, run)
         decision = f"a network of tables: {layout.describe()}"
-        return replace(plan, decisions=(decision, *plan.decisions))
+        narrowed = None if plan.narrowed is None else replace(self, recipe=plan.narrowed)
+        return replace(plan, decisions=(decision, *plan.decisions), narrowed=narrowed)
 
     def _replace_network(
         self, target: Target, layout: TableLayout, outputs: int, run: SearchRun

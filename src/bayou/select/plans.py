@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from bayou.core.files import StrPath
 from bayou.core.progress import Show, stage
@@ -13,6 +13,9 @@ from bayou.network.target import Target
 from bayou.posteriors import Posterior
 from bayou.posteriors.posterior import Stage
 from bayou.training.data import Data
+
+if TYPE_CHECKING:
+    from bayou.select.recipes import Recipe
 
 
 @final
@@ -38,6 +41,8 @@ class Plan:
         decisions: what was selected, a sentence for each decision.
         choice: why this method or these layers were selected, if there were several.
         progress_stage: number, count and name of the stage of the fit in progress lines.
+        narrowed: the recipe with those decisions that other rows of the same table share, so that
+            a search for them is shorter; None for the recipe that made the plan.
     """
 
     target: Target = field(repr=False)
@@ -49,6 +54,7 @@ class Plan:
     decisions: tuple[str, ...] = ()
     choice: str = ""
     progress_stage: tuple[int, int, str] | None = field(default=None, repr=False)
+    narrowed: Recipe | None = field(default=None, repr=False, compare=False)
 
     @property
     def description(self) -> str:

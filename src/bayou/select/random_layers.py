@@ -107,14 +107,14 @@ def plan_random_layers(
     stages_before: int = 0,
     *,
     mixes_with_mode: bool = False,
-) -> Plan:
+) -> tuple[Plan, str]:
     """Select the random layers on held-out rows, and plan the fit to all rows, from their mode.
 
     With few rows for many weights the best q over all of them is near the prior, and draws of the
     posterior itself are far less certain than its mode. Each candidate is fitted to four fifths of
     the rows, from their mode, for half of the default length (chains: all of it), and judged on the
     rest: for VI by the lowest NLL, for others the first that none is better than by more than one
-    standard error.
+    standard error. A single candidate is not compared.
 
     Args:
         method: the method over all layers.
@@ -126,13 +126,21 @@ def plan_random_layers(
         mixes_with_mode: whether candidates that are all worse than their mode become a mixture with
             it.
 
+    Returns:
+        The plan, and the name of the layers.
+
     Raises:
         SearchInterrupted: after Ctrl-C, with the posterior so far.
     """
-    started = time.perf_counter()
     if isinstance(method, GradientSampler):
         method = replace(method, effort=method.effort / 2)
     count = stages_before + len(layers) + STAGES_BESIDE_TRIALS
+    if len(layers) == 1:
+        (best,) = layers
+        decision = f"random weights: {best}, as for other rows of this table"
+        plan = _plan_layers(best, layers, method, target, rows, run, count)
+        return replace(plan, decisions=(decision,)), best
+    started = time.perf_counter()
     training, held_out = rows.split(HELD_OUT_FRACTION, run.part_seed("auto"))
     with stage(stages_before + 1, count, "held out"), without_warnings():
         mode = find_start(target.copy(training.n), training, run, "mode")
@@ -146,24 +154,33 @@ def plan_random_layers(
     )
     record = stage_record("method", started, comparison.trials)
     best = comparison.best
-    title = f"{best}, all rows"
-    with stage(count - 1, count, title):
-        start = find_start(target, rows, run, "start")
-    final, selected = _restrict(layers[best], method.at_mode(1.0, rows), target_at(start))
-    plan = Plan(
-        selected,
-        final,
-        rows,
-        run.seed,
-        start,
+    plan = replace(
+        _plan_layers(best, layers, method, target, rows, run, count),
         stages=(record,),
         decisions=(f"random weights: {best}, chosen from {len(layers)} on held-out rows",),
         choice=comparison.describe(),
-        progress_stage=(count, count, title),
     )
-    if not mixes_with_mode or comparison.mode is None:
-        return plan
-    return plan_beside_mode(plan, ModeShare.of(comparison.nll[best], comparison.mode), start)
+    if mixes_with_mode and comparison.mode is not None and plan.start is not None:
+        share = ModeShare.of(comparison.nll[best], comparison.mode)
+        plan = plan_beside_mode(plan, share, plan.start)
+    return plan, best
+
+
+def _plan_layers(
+    name: str,
+    layers: dict[str, LastLayer | None],
+    method: Method,
+    target: Target,
+    rows: Rows,
+    run: SearchRun,
+    count: int,
+) -> Plan:
+    """Return the plan of the fit of some layers to all rows, from their mode."""
+    title = f"{name}, all rows"
+    with stage(count - 1, count, title):
+        start = find_start(target, rows, run, "start")
+    final, selected = _restrict(layers[name], method.at_mode(1.0, rows), target_at(start))
+    return Plan(selected, final, rows, run.seed, start, progress_stage=(count, count, title))
 
 
 def _trial_fits(

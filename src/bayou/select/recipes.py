@@ -20,7 +20,7 @@ from torch import Tensor
 from bayou.core import params
 from bayou.core.files import StrPath
 from bayou.core.progress import Show, stage
-from bayou.core.specs import Checked
+from bayou.core.specs import Checked, later_field
 from bayou.guides import RankOne
 from bayou.inference.method import Method
 from bayou.inference.point import PointModel
@@ -59,10 +59,16 @@ from bayou.select.random_layers import (
     candidate_layers,
     plan_random_layers,
 )
-from bayou.select.regression import plan_regression
+from bayou.select.regression import MethodCorrection, plan_regression
 from bayou.select.regularization_path import PathSpec, follow_path
 from bayou.select.search_run import SearchRun, raise_if_stopped, stage_record, target_at
-from bayou.select.shared_members import around_mode, begins_at_mode, plan_shared_members
+from bayou.select.shared_members import (
+    MembersLength,
+    around_mode,
+    begins_at_mode,
+    describe_members,
+    plan_shared_members,
+)
 from bayou.select.shared_searches import shared_searches
 from bayou.select.stacked import Stacked
 from bayou.select.stacking import (
@@ -113,14 +119,6 @@ class Recipe(Checked, ABC):
             target: network, likelihood and prior.
             data: the training data.
         """
-
-    def narrowed_to(self, posterior: Posterior) -> Recipe:
-        """Return this recipe with what a fit to most of the rows has decided: itself.
-
-        Args:
-            posterior: of that fit.
-        """
-        return self
 
     @abstractmethod
     def make_plan(self, target: Target, data: Data, run: SearchRun) -> Plan:
@@ -215,6 +213,10 @@ class NamedMethod(Recipe):
         selects_layers: whether the random layers are selected, for classes.
         mixes_with_mode: whether a method that predicts held-out rows worse than its mode becomes a
             mixture with the mode; False by default.
+        layers: the name of the random layers, if a search of other rows of the same table has
+            selected them; None (default) to select them.
+        correction: of the noise and the prior scale for the method itself, if such a search has
+            selected it; None (default) to select it.
     """
 
     method: Method
@@ -223,6 +225,8 @@ class NamedMethod(Recipe):
     max_weights: int = MAX_FULL_WEIGHTS
     selects_layers: bool = False
     mixes_with_mode: bool = False
+    layers: str | None = later_field(None)
+    correction: MethodCorrection | None = later_field(None)
 
     @property
     def batch_size(self) -> int:
@@ -276,9 +280,16 @@ class NamedMethod(Recipe):
                     selects_prior=selects_prior,
                     mixes_with_mode=self.mixes_with_mode,
                 )
-            return plan_regression(
-                method, target, rows, run, self, mixes_with_mode=self.mixes_with_mode
+            plan, correction = plan_regression(
+                method,
+                target,
+                rows,
+                run,
+                self,
+                mixes_with_mode=self.mixes_with_mode,
+                correction=self.correction,
             )
+            return replace(plan, narrowed=replace(self, correction=correction))
         fixed = with_fixed_parameters(target)
         is_judged = is_judged_by_log_prob(fixed)
         follows_path = is_judged and can_follow_path(self.start, fixed, rows)
@@ -358,6 +369,8 @@ class NamedMethod(Recipe):
         layers: dict[str, LastLayer | None] = {}
         if self.selects_layers and not is_of_modes and not starts_at_mode:
             layers = candidate_layers(method, target, rows)
+            if self.layers in layers:
+                layers = {self.layers: layers[self.layers]}
         count = 1 + selects_prior + starts_at_mode
         if layers:
             count = selects_prior + len(layers) + STAGES_BESIDE_TRIALS
@@ -366,7 +379,7 @@ class NamedMethod(Recipe):
         )
         plan = Plan(target, method, rows, run.seed, progress_stage=(count, count, ""))
         if layers:
-            plan = plan_random_layers(
+            plan, selected_layers = plan_random_layers(
                 method,
                 target,
                 rows,
@@ -375,6 +388,7 @@ class NamedMethod(Recipe):
                 int(selects_prior),
                 mixes_with_mode=self.mixes_with_mode,
             )
+            plan = replace(plan, narrowed=replace(self, layers=selected_layers))
         if is_of_modes:
             plan = replace(plan, method=self._full_batch_modes(method))
         if starts_at_mode:
@@ -461,10 +475,15 @@ class SharedMembers(Recipe):
     Args:
         method: VI with the family of the members, ``RankOne``.
         start: finds the mode at which the members of few rows begin.
+        correction: see ``NamedMethod``; of few rows of a regression.
+        length: the number of epochs and the noise, if a search of other rows of the same table has
+            selected them; None (default) to select them.
     """
 
     method: VI
     start: MAP = field(default_factory=MAP)
+    correction: MethodCorrection | None = later_field(None)
+    length: MembersLength | None = later_field(None)
 
     def __post_init__(self) -> None:
         self._family()
@@ -486,11 +505,18 @@ class SharedMembers(Recipe):
         family = self._family()
         rows = as_data(data, self.batch_size)
         if not begins_at_mode(self.method, target, rows):
-            return plan_shared_members(self.method, family, target, data, run)
+            plan, length = plan_shared_members(
+                self.method, family, target, data, run, length=self.length
+            )
+            return replace(plan, narrowed=replace(self, length=length))
         method = around_mode(self.method, family, target)
-        plan = NamedMethod(method, self.start).make_plan(target, rows, run)
-        decision = f"{family.members} members that share their weights, around a mode"
-        return replace(plan, decisions=(decision, *plan.decisions))
+        recipe = NamedMethod(method, self.start, correction=self.correction)
+        plan = recipe.make_plan(target, rows, run)
+        decision = f"{describe_members(family)}, around a mode"
+        narrowed = self
+        if isinstance(plan.narrowed, NamedMethod):
+            narrowed = replace(self, correction=plan.narrowed.correction)
+        return replace(plan, decisions=(decision, *plan.decisions), narrowed=narrowed)
 
 
 @final
@@ -585,8 +611,11 @@ class Auto(Recipe):
         """
         methods = dict(self.methods)
         for name, selected in fitted.items():
-            if isinstance(selected.method, Fitted):
-                methods[name] = methods[name].narrowed_to(selected.method.posterior)
+            method = methods[name]
+            if selected.narrowed is not None:
+                methods[name] = selected.narrowed
+            elif isinstance(method, Method) and isinstance(selected.method, Fitted):
+                methods[name] = method.narrowed_to(selected.method.posterior)
         return replace(self, methods=methods)
 
     def _plans_of_all_rows(
@@ -629,7 +658,10 @@ class Auto(Recipe):
             posterior.held_out_index = held_out.index
             fitted_plan = Fitted.plan(selected.method, posterior, selected.rows, run.seed)
             fitted[name] = replace(
-                fitted_plan, stages=selected.stages, decisions=selected.decisions
+                fitted_plan,
+                stages=selected.stages,
+                decisions=selected.decisions,
+                narrowed=selected.narrowed,
             )
             return posterior
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import final
+from typing import Final, final
 
 from bayou.core.params import Params
 from bayou.core.progress import stage
@@ -37,6 +37,45 @@ from bayou.select.shared_searches import SearchKey, finished_searches, keep_sear
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Rows
 
+CORRECTION: Final = "noise of the method"  # the name of the stage
+
+
+@final
+@dataclass(frozen=True)
+class MethodCorrection:
+    """What held-out rows have decided about a method itself, beside its mode.
+
+    Args:
+        factor: of the noise and the prior scale that were selected at modes.
+        spread: see ``NoiseAndPrior``.
+        share: the weight of the method beside its mode.
+    """
+
+    factor: float
+    spread: float = 0.0
+    share: ModeShare = field(default_factory=ModeShare)
+
+    @classmethod
+    def of(cls, search: RegressionSearch) -> MethodCorrection | None:
+        """Return the correction that a search has selected; None for a mode.
+
+        Args:
+            search: the search.
+        """
+        settings = search.settings
+        if not settings.is_corrected:
+            return None
+        return cls(search.noise_factor, settings.spread, search.share)
+
+    def apply(self, search: RegressionSearch) -> RegressionSearch:
+        """Return a search of other rows of the same table with this correction.
+
+        Args:
+            search: at modes.
+        """
+        settings = replace(search.settings.scale_both(self.factor), spread=self.spread)
+        return replace(search, settings=settings, share=self.share, noise_factor=self.factor)
+
 
 @final
 @dataclass(frozen=True)
@@ -49,12 +88,14 @@ class RegressionSearch:
             are found by minibatches.
         stages: the records of the stages.
         share: the weight of the method beside its mode.
+        noise_factor: the noise of the method, divided by that of modes.
     """
 
     settings: NoiseAndPrior
     modes: Params
     stages: list[Stage]
     share: ModeShare = field(default_factory=ModeShare)
+    noise_factor: float = 1.0
 
     def save(self, file: Checkpoint | None) -> None:
         """Write the state to a file, if there is one.
@@ -67,6 +108,7 @@ class RegressionSearch:
                 "settings": asdict(self.settings),
                 "share": asdict(self.share),
                 "stages": self.stages,
+                "noise_factor": self.noise_factor,
             }
             file.write(self.modes, record)
 
@@ -82,7 +124,13 @@ class RegressionSearch:
             return None
         modes, record = saved
         share = ModeShare(**record.get("share", {}))  # not in files of earlier versions
-        return cls(NoiseAndPrior(**record["settings"]), modes, record["stages"], share)
+        return cls(
+            NoiseAndPrior(**record["settings"]),
+            modes,
+            record["stages"],
+            share,
+            record.get("noise_factor", 1.0),
+        )
 
     def mode(self, number: int, run: SearchRun) -> Params:
         """Return the mode of the first fold, 0, or that of all rows, 1.
@@ -106,7 +154,8 @@ def plan_regression(
     identified_by: Checked,
     *,
     mixes_with_mode: bool = False,
-) -> Plan:
+    correction: MethodCorrection | None = None,
+) -> tuple[Plan, MethodCorrection | None]:
     """Select noise and prior on held-out rows, and plan the fit of a method to all rows.
 
     First the modes of four fifths of the rows decide on the ratio of noise and prior scale. Then
@@ -119,6 +168,10 @@ def plan_regression(
         run: of the search.
         identified_by: the recipe, which identifies the file of the search.
         mixes_with_mode: whether a method that is worse than its mode becomes a mixture with it.
+        correction: of the method, if a search of other rows of the same table has selected it.
+
+    Returns:
+        The plan, and the correction of the method; None where it needs none.
 
     Raises:
         SearchInterrupted: after Ctrl-C, with a mode so far.
@@ -145,16 +198,19 @@ def plan_regression(
                 search = RegressionSearch(settings, {}, [record])
         search.save(file)
     if not search.settings.is_corrected and not is_mode:
-        with stage(2, count, "held out"):
-            search = _correct_for_method(
-                search, method, target, rows, folds, trial_run, mixes_with_mode=mixes_with_mode
-            )
+        if correction is not None:
+            search = correction.apply(search)
+        else:
+            with stage(2, count, "held out"):
+                search = _correct_for_method(
+                    search, method, target, rows, folds, trial_run, mixes_with_mode=mixes_with_mode
+                )
         search.save(file)
     with stage(count - needs_fit_of_mode, count, "mode" if needs_fit_of_mode else ""):
         plan = _plan_of_settings(search, method, target, rows, run)
         if mixes_with_mode and plan.start is not None:
             plan = plan_beside_mode(plan, search.share, plan.start)
-    return replace(
+    plan = replace(
         plan,
         seed=run.seed,
         stages=(*search.stages, *plan.stages),
@@ -164,6 +220,7 @@ def plan_regression(
         ),
         progress_stage=(count, count, ""),
     )
+    return plan, MethodCorrection.of(search)
 
 
 def _shared_search(
@@ -245,8 +302,9 @@ def _correct_for_method(
         settings = correct_noise(settings, posterior, held_out, run.part_seed("check"))
     settings = replace(settings, input_scales=search.settings.input_scales)
     trial = {"noise": settings.noise, "spread": settings.spread}
-    record = stage_record("noise of the method", started, [trial])
-    return RegressionSearch(settings, search.modes, [*search.stages, record], share)
+    record = stage_record(CORRECTION, started, [trial])
+    factor = settings.noise / search.settings.noise
+    return RegressionSearch(settings, search.modes, [*search.stages, record], share, factor)
 
 
 def _plan_of_settings(
@@ -305,7 +363,7 @@ def describe_settings(
     if not search.modes:
         prior = "priors as given"
     else:
-        trials = search.stages[-1 if not settings.is_corrected else -2]["trials"]
+        trials = [stage["trials"] for stage in search.stages if stage["stage"] != CORRECTION][-1]
         scale = describe_scale(settings.scale, is_prior_given=is_prior_given)
         prior = f"{scale}, chosen from {len(trials)} {held_out_rows}"
     decisions = [prior]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from glob import escape
-from typing import Final
+from typing import Final, final
 
 from torch import nn
 
@@ -43,6 +43,20 @@ STEPS_AT_MODE: Final = 300
 SAMPLES_AT_MODE: Final = 4  # members for every row of a batch
 
 
+@final
+@dataclass(frozen=True)
+class MembersLength:
+    """What held-out rows have decided about a fit of members.
+
+    Args:
+        epochs: with the lowest loss of these rows.
+        noise: of a regression; None where it is not selected.
+    """
+
+    epochs: int
+    noise: float | None = None
+
+
 def share_members(family: RankOne, target: Target) -> Rules:
     """Return the guides of a network: members of linear layers and convolutions, points elsewhere.
 
@@ -63,8 +77,14 @@ def share_members(family: RankOne, target: Target) -> Rules:
 
 
 def plan_shared_members(
-    method: VI, family: RankOne, target: Target, data: Data, run: SearchRun
-) -> Plan:
+    method: VI,
+    family: RankOne,
+    target: Target,
+    data: Data,
+    run: SearchRun,
+    *,
+    length: MembersLength | None = None,
+) -> tuple[Plan, MembersLength | None]:
     """Plan the fit of all members at once, with its length and noise decided by held-out rows.
 
     Each row of a batch is passed through one member, so that a step costs that of one network. The
@@ -80,6 +100,10 @@ def plan_shared_members(
         target: network, likelihood and prior.
         data: the training rows.
         run: seed, files and progress.
+        length: of the fit, if a search of other rows of the same table has selected it.
+
+    Returns:
+        The plan, and the length of the fit; None where it was not selected.
 
     Raises:
         SearchInterrupted: after Ctrl-C, with the members so far.
@@ -88,13 +112,15 @@ def plan_shared_members(
     rows = as_data(data, method.batch_size)
     method = replace(method, guide=share_members(family, target), start="network")
     if not isinstance(rows, Rows) or rows.n < MIN_ROWS:
-        return Plan(target, method, rows, run.seed)
+        return Plan(target, method, rows, run.seed), None
     if method.batch_size == VI.batch_size:
         least, most = BATCH_ROWS
         method = replace(method, batch_size=max(least, min(most, rows.n // BATCHES_OF_EPOCH)))
         rows = rows.with_batch_size(method.batch_size)
     is_large = rows.n > MAX_REFITTED_ROWS
     is_refitted = method.open_ended and not method.validation and not is_large
+    if is_refitted and length is not None:
+        return _plan_length(length, method, family, target, rows, run), length
     trial = with_length_of_many(method, rows) if is_large else with_early_stopping(method, rows)
     started = time.perf_counter()
     with stage(1, 1 + is_refitted, "held out" if is_refitted else ""):
@@ -102,17 +128,51 @@ def plan_shared_members(
     training, held_out = trial.split(rows, run.seed)
     if not isinstance(held_out, Rows):
         raise TypeError("rows are split into rows")
-    target, decisions = _select_noise(posterior, target, held_out, run)
-    decisions = [f"{family.members} members that share their weights", *decisions]
+    noise = None
+    decisions = [describe_members(family)]
+    if has_noise_to_select(target):
+        noise = match_noise(posterior, held_out, run.seed)
+        target = NoiseAndPrior(noise).apply(target)
+        decisions.append(
+            f"noise {noise:.3g} {UNITS_OF_FIT}, the likeliest for {held_out.n:,} held-out rows"
+        )
     if not is_refitted:
         posterior.held_out_index = held_out.index
         plan = Fitted.plan(trial, posterior, rows, run.seed)
-        return replace(plan, decisions=tuple(decisions))
+        return replace(plan, decisions=tuple(decisions)), None
     epochs = best_epoch(posterior, training.batches)
     decisions.append(f"{epochs} epochs, the best for {held_out.n:,} held-out rows")
     record = stage_record("epochs and noise", started, [{"epochs": epochs}])
     plan = Plan(target, replace(method, epochs=epochs), rows, run.seed, stages=(record,))
-    return replace(plan, decisions=tuple(decisions), progress_stage=(2, 2, ""))
+    plan = replace(plan, decisions=tuple(decisions), progress_stage=(2, 2, ""))
+    return plan, MembersLength(epochs, noise)
+
+
+def _plan_length(
+    length: MembersLength,
+    method: VI,
+    family: RankOne,
+    target: Target,
+    rows: Rows,
+    run: SearchRun,
+) -> Plan:
+    """Return the plan of a fit whose length and noise were selected by other rows of the table."""
+    if length.noise is not None:
+        target = NoiseAndPrior(length.noise).apply(target)
+    decisions = (
+        describe_members(family),
+        f"{length.epochs} epochs, as for other rows of this table",
+    )
+    return Plan(target, replace(method, epochs=length.epochs), rows, run.seed, decisions=decisions)
+
+
+def describe_members(family: RankOne) -> str:
+    """Return the number of members in words.
+
+    Args:
+        family: of the members.
+    """
+    return f"{family.members} members that share their weights"
 
 
 def begins_at_mode(method: VI, target: Target, data: Data) -> bool:
@@ -143,20 +203,6 @@ def around_mode(method: VI, family: RankOne, target: Target) -> VI:
         samples=max(method.samples, SAMPLES_AT_MODE),
         steps=max(1, round(method.effort * STEPS_AT_MODE)),
     )
-
-
-def _select_noise(
-    posterior: Posterior, target: Target, held_out: Rows, run: SearchRun
-) -> tuple[Target, list[str]]:
-    """Return the target with the noise that suits held-out rows, if there is one, and a sentence.
-
-    The posterior gets the same noise.
-    """
-    if not has_noise_to_select(target):
-        return target, []
-    noise = match_noise(posterior, held_out, run.seed)
-    sentence = f"noise {noise:.3g} {UNITS_OF_FIT}, the likeliest for {held_out.n:,} held-out rows"
-    return NoiseAndPrior(noise).apply(target), [sentence]
 
 
 def with_length_of_many(method: VI, rows: Rows) -> VI:
