@@ -89,7 +89,7 @@ SLOW_METHODS: Final = ("mnf",)  # of "auto" only for classes, and few rows
 MAX_ROWS_OF_SLOW_METHODS: Final = 2000
 MAX_ROWS_OF_BINS: Final = 5000
 MAX_COMPONENTS: Final = 3  # of "auto", which are fitted again to all rows
-MIN_KEPT_WEIGHT: Final = 0.1  # of a method that is fitted again: less changes little
+MIN_KEPT_WEIGHT: Final = 0.05  # of a method that is fitted again
 FEW_ROWS_FOLDS: Final = 2  # fifths held out below SINGLE_FOLD_ROWS
 # Weights, up to which a full curvature matrix costs no more than the training.
 MAX_FULL_WEIGHTS: Final = 3500
