@@ -69,6 +69,18 @@ def test_its_file_contains_the_network(posterior, tmp_path):
     assert torch.allclose(read.predict(x).mean, mixture.predict(x).mean)
 
 
+@pytest.mark.slow
+def test_points_of_the_network_in_a_file_are_read_beside_another_network(tmp_path):
+    """The axes of a stack are those of the network in the file, as where a mode is mixed in."""
+    x, y = steps(50, 0)
+    net = smooth_net()
+    recipe = Binned(by_name("map", steps=5))
+    points = bayou.fit(net, (x, y), recipe, progress=False)
+    points.save(tmp_path / "points.bayou")
+    read = bayou.load(tmp_path / "points.bayou", net)
+    assert torch.equal(read.predict(x).mean, points.predict(x).mean)
+
+
 def test_a_network_of_tables_of_the_user_is_not_in_files(tmp_path):
     x = torch.rand(60, 3)
     y = x[:, :1]

@@ -1,5 +1,6 @@
 """The likelihood that is selected on held-out rows."""
 
+import math
 import types
 
 import pytest
@@ -7,10 +8,13 @@ import torch
 from torch import nn
 
 import bayou
-from bayou.likelihoods import Gaussian, Log, StudentT
+from bayou.likelihoods import Gaussian, Log, NegativeBinomial, StudentT
+from bayou.likelihoods.predictive import Predictive
 from bayou.select.likelihood_choice import (
+    are_counts,
     gain_of_heavy_tails,
     likelihood_candidates,
+    residuals_suit_counts,
     select_likelihood,
 )
 from bayou.training.data import as_data
@@ -105,11 +109,12 @@ def test_auto_fits_the_selected_likelihood_to_all_rows():
     assert not isinstance(posterior.target.likelihood_spec, Gaussian | StudentT)
 
 
-def test_targets_with_a_frequent_value_keep_gaussian_noise() -> None:
+def test_targets_with_a_frequent_value_are_not_compared_with_student_t() -> None:
     """A peak of Student-t at the zeros of counts has a low NLL, and says nothing."""
     generator = torch.Generator().manual_seed(0)
     counts = torch.poisson(torch.full((500, 1), 0.5), generator=generator)
-    assert likelihood_candidates(counts) == ("gaussian",)
+    assert likelihood_candidates(counts) == ("gaussian", "negative-binomial")
+    assert likelihood_candidates(counts / 2) == ("gaussian",)
     assert likelihood_candidates(torch.rand(500, 1, generator=generator)) == (
         "gaussian",
         "student-t",
@@ -156,3 +161,141 @@ def test_student_t_is_not_fitted_without_heavy_tails():
     choice = select_likelihood(fit, as_data((x, y)), 0)
     assert choice.name == "gaussian"
     assert fitted == ["gaussian", "lognormal"]
+
+
+def counts(kind, n=400):
+    """Return inputs and targets, each with one number a row."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(n, 2, generator=generator)
+    mean = torch.exp(0.8 * x[:, :1] - 0.4 * x[:, 1:])
+    if kind == "overdispersed":
+        torch.manual_seed(2)
+        factor = torch.distributions.Gamma(1.5, 1.5).sample((n, 1))
+        return x, torch.poisson(2 * mean * factor, generator=generator)
+    if kind == "zeros":
+        is_counted = torch.rand(n, 1, generator=generator) > 0.5
+        return x, torch.poisson(3 * mean, generator=generator) * is_counted
+    if kind == "poisson":
+        return x, torch.poisson(3 * mean, generator=generator)
+    noise = torch.randn(n, 1, generator=generator)
+    return x, (9 + 4 * x[:, :1] + noise).round().clamp(0, 30)  # "rounded"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("kind", ["poisson", "overdispersed", "zeros"])
+def test_counts_are_recognized(kind, dtype):
+    y = counts(kind)[1].to(dtype)
+    assert are_counts(y)
+    assert are_counts(y.flatten())
+    assert likelihood_candidates(y)[:2] == ("gaussian", "negative-binomial")
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        torch.arange(400).remainder(71) + 20,  # ages of adults
+        1000 * torch.arange(400).remainder(97),  # prices, some of them 0
+        torch.arange(200),  # without ties
+        torch.arange(400).remainder(6) + 3,  # ratings
+        torch.arange(400).remainder(5) + 1,
+        torch.arange(400).remainder(9) == 0,  # labels
+        torch.arange(400).remainder(40) - 1,  # a negative one
+        torch.arange(400).remainder(40) / 2,
+        torch.cat((torch.arange(400.0).remainder(40), torch.tensor([torch.nan]))),
+        torch.cat((torch.arange(400.0).remainder(40), torch.tensor([torch.inf]))),
+        torch.zeros(400),
+        torch.arange(400).remainder(40).reshape(200, 2),
+    ],
+)
+def test_other_whole_numbers_are_no_counts(y):
+    y = y.float()
+    assert not are_counts(y)
+    assert "negative-binomial" not in likelihood_candidates(y)
+
+
+def selected_and_fitted(rows):
+    """Return the selected likelihood of rows, and the names of those that were fitted."""
+    fitted = []
+
+    def fit(name, training):
+        fitted.append(name)
+        return bayou.fit(
+            torch.nn.Linear(2, 1),
+            training,
+            bayou.select.by_name("map"),
+            likelihood=name,
+            progress=False,
+        )
+
+    return select_likelihood(fit, as_data(rows), 0).name, fitted
+
+
+def known_fit(name, training):
+    """Return p(y | x) of overdispersed counts, or Gaussian noise around their mean."""
+    likelihood = Gaussian(3.0)
+    if name == "negative-binomial":
+        likelihood = NegativeBinomial(1 / 1.5)
+
+    def predict(x, seed):
+        log_mean = math.log(2.0) + 0.8 * x[:, :1] - 0.4 * x[:, 1:]
+        f = log_mean if name == "negative-binomial" else log_mean.exp()
+        return Predictive(likelihood.bind(), f.unsqueeze(0))
+
+    return types.SimpleNamespace(predict=predict, stopped="finished")
+
+
+def test_the_densities_of_counts_are_compared_with_those_of_real_numbers():
+    choice = select_likelihood(known_fit, as_data(counts("overdispersed")), 0)
+    assert choice.decision == "likelihood negative-binomial, chosen from 2 on 80 held-out rows"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["overdispersed", "zeros"])
+def test_counts_select_the_negative_binomial(kind):
+    name, fitted = selected_and_fitted(counts(kind))
+    assert name == "negative-binomial"
+    assert fitted[:2] == ["gaussian", "negative-binomial"]
+
+
+@pytest.mark.slow
+def test_numbers_that_vary_less_than_counts_given_x_are_not_fitted_as_counts():
+    """y itself varies more than a Poisson, and its residuals do not."""
+    x, y = counts("rounded")
+    assert are_counts(y)
+    name, fitted = selected_and_fitted((x, y))
+    assert name == "gaussian"
+    assert "negative-binomial" not in fitted
+
+
+def test_residuals_of_a_poisson_suit_counts():
+    torch.manual_seed(0)
+    y = torch.poisson(torch.full((500, 1), 4.0))
+
+    def predict(x, seed):
+        return types.SimpleNamespace(mean=torch.full((len(x), 1), 4.0))
+
+    posterior = types.SimpleNamespace(predict=predict)
+    x = torch.zeros(500, 1)
+    assert residuals_suit_counts(posterior, as_data((x, y)), 0)
+    assert not residuals_suit_counts(posterior, as_data((x, 2 + y.clamp(2, 4))), 0)
+
+
+@pytest.mark.slow
+def test_a_posterior_of_selected_counts_predicts_counts(tmp_path):
+    """From real-typed y to intervals, scores and a file."""
+    x, y = counts("overdispersed", 200)
+    methods = {
+        "laplace": bayou.select.by_name("laplace", effort=0.1),
+        "bins": bayou.select.by_name("bins", effort=0.1),
+    }
+    net = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 1))
+    posterior = bayou.fit(net, (x, y), bayou.select.Auto(methods), progress=False)
+    assert posterior.plan.startswith("likelihood negative-binomial, chosen from 2")
+    predictive = posterior.predict(x[:20], seed=0)
+    low, high = predictive.interval(0.9)
+    assert bool((low >= 0).all() and (high == high.round()).all())
+    scores = bayou.metrics.summary(predictive, y[:20])
+    assert all(math.isfinite(scores[name]) for name in ("nll", "crps", "rmse", "coverage"))
+    posterior.save(tmp_path / "counts.bayou")
+    loaded = bayou.load(tmp_path / "counts.bayou", net)
+    assert torch.equal(loaded.predict(x[:20], seed=0).mean, predictive.mean)

@@ -702,7 +702,8 @@ def restore_posterior(saved: SavedState, net: nn.Module | Sequence[nn.Module]) -
         posterior.stopped = config["stopped"]
         posterior.temperature = config.get("temperature", 1.0)
         if isinstance(net, nn.Module):
-            check_restored(posterior, saved, net)
+            fitted_net = posterior.target.net
+            check_restored(posterior, saved, fitted_net if is_in_file(fitted_net) else net)
     return posterior
 
 

@@ -87,10 +87,11 @@ def fit(
             data as they are: standardize them. ``VI()`` by default.
         likelihood: p(y | f), or a name of ``bayou.likelihoods.list_likelihoods()`` such as
             "lognormal" or "negative-binomial", which starts at the scale of y and learns its
-            parameters, or "auto": "gaussian" unless "student-t" or (for y > 0) "lognormal" predicts
-            held-out rows better by two standard errors. By default ``Categorical()`` for whole
-            numbers y, and for real numbers ``Gaussian`` with a learned noise that starts at half
-            the standard deviation of y ("auto" with the method "auto").
+            parameters, or "auto": "gaussian" unless "student-t", (for y > 0) "lognormal" or (for
+            counts) "negative-binomial" predicts held-out rows better by two standard errors. By
+            default ``Categorical()`` for whole numbers y, and for real numbers ``Gaussian`` with a
+            learned noise that starts at half the standard deviation of y ("auto" with the method
+            "auto").
         prior: a prior such as ``Normal(1.0)``, or patterns → priors. By default a method by name
             selects the scale of a fan-in prior; VI and IVON learn one per unit in networks of 5,000
             weights or more if no length is given; other methods use N(0, 1).

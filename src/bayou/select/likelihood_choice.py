@@ -12,6 +12,7 @@ from typing import Final, final
 import torch
 from torch import Tensor
 
+from bayou.metrics import standard_error
 from bayou.posteriors import Posterior
 from bayou.posteriors.posterior import Stage
 from bayou.select.best_method import HELD_OUT_FRACTION, FitComparison, compare_fits
@@ -20,7 +21,9 @@ from bayou.training.data import Data, Rows
 from bayou.training.seeds import part_seed
 
 HEAVY_TAILS: Final = "student-t"
-CANDIDATES: Final = ("gaussian", HEAVY_TAILS, "lognormal")  # the simplest first
+COUNTS: Final = "negative-binomial"
+LOGARITHMIC: Final = "lognormal"
+CANDIDATES: Final = ("gaussian", HEAVY_TAILS, LOGARITHMIC)  # of continuous y, the simplest first
 # Paired standard errors of the held-out NLL by which another one must be better than the first.
 MIN_ERRORS: Final = 2.0
 MIN_ROWS: Final = 100  # for such a comparison
@@ -34,6 +37,9 @@ SCALE_STEPS: Final = 50  # of EM for its scale
 # Share of the rows with one value, above which y is not continuous: a density with a narrow peak
 # there, as Student-t can have, has a low NLL and tells nothing.
 MAX_SHARE_OF_VALUE: Final = 0.05
+MAX_SMALLEST_COUNT: Final = 1  # counts begin at 0 or 1; ages of adults and most ratings do not
+MAX_LARGEST_COUNT: Final = 250  # the CRPS is a sum over counts, which is slow for larger ones
+MIN_ROWS_PER_COUNT: Final = 2  # a mean over the values of y
 
 FitLikelihood = Callable[[str, Rows], Posterior]
 """Fits a network with the likelihood of a name to rows, and predicts y in its units."""
@@ -67,31 +73,62 @@ class LikelihoodChoice:
 def likelihood_candidates(y: Tensor | None) -> tuple[str, ...]:
     """Return the names of likelihoods that suit real targets: log-normal for positive ones only.
 
-    Of targets with a value that many rows have, such as counts with zeros, it is the first one.
+    The negative binomial is added for counts (``are_counts``). Where more than a twentieth of the
+    rows have one value, Student-t and log-normal are left out: of counts with many zeros Gaussian
+    and the negative binomial remain, of other numbers with ties Gaussian alone.
 
     Args:
         y: the targets; None if they are not at hand.
     """
     if y is None or not y.is_floating_point() or not len(y):
         return ()
-    _, counts = y.unique(return_counts=True)
-    if len(y) >= MIN_ROWS and int(counts.max()) > MAX_SHARE_OF_VALUE * y.numel():
-        return CANDIDATES[:1]
-    if bool((y > 0).all()):
-        return CANDIDATES
-    return CANDIDATES[:2]
+    first, *others = CANDIDATES
+    of_counts = (COUNTS,) if are_counts(y) else ()
+    _, rows = y.unique(return_counts=True)
+    if len(y) >= MIN_ROWS and int(rows.max()) > MAX_SHARE_OF_VALUE * y.numel():
+        return first, *of_counts
+    if not bool((y > 0).all()):
+        others.remove(LOGARITHMIC)
+    return first, *of_counts, *others
+
+
+def are_counts(y: Tensor) -> bool:
+    """Return whether real targets are counts for which a negative binomial is worth a fit.
+
+    They are whole numbers, one a row; the smallest is 0 or 1, the largest 2 to 250; there are at
+    least twice as many rows as values; and the variance is not below the mean by more than two
+    standard errors, since Var[y] = E Var[y | x] + Var E[y | x] ≥ E[y] for the negative binomial.
+    Prices in whole dollars, ages of adults, most ratings and labels 0 or 1 are not counts.
+
+    Args:
+        y: the targets, (N,) or (N, 1).
+    """
+    if y[0].numel() != 1:
+        return False
+    values = y.detach().double().flatten()
+    if not bool((values == values.round()).all()):
+        return False
+    smallest, largest = float(values.min()), float(values.max())
+    if not (0 <= smallest <= MAX_SMALLEST_COUNT and 2 <= largest <= MAX_LARGEST_COUNT):
+        return False
+    if len(values) < MIN_ROWS_PER_COUNT * len(values.unique()):
+        return False
+    return _may_vary_as_counts(values - values.mean(), values)
 
 
 def select_likelihood(
     fit: FitLikelihood, rows: Data, seed: int, candidates: tuple[str, ...] | None = None
 ) -> LikelihoodChoice:
-    """Select Gaussian, Student-t or log-normal noise by −log p(y) of a fifth of the rows.
+    """Select the likelihood of real targets by −log p(y) of a fifth of the rows.
 
-    All densities are those of y in its own units. The first candidate is kept unless another one
-    is better by more than two paired standard errors, so that noise in the comparison does not
-    decide; Student-t must be better by .1 nats as well, and is not fitted where residuals of
-    Gaussian noise have no heavy tails (``gain_of_heavy_tails``). Rows of other data than tensors,
-    and fewer than 100, keep the first candidate.
+    All densities are those of y in its own units. The probability of a count is such a density: of
+    y plus uniform noise between −½ and ½, which is constant on bins of width 1 around the counts.
+    The first candidate is kept unless another one is better by more than two paired standard
+    errors, so that noise in the comparison does not decide; Student-t must be better by .1 nats as
+    well. Student-t is not fitted where residuals of Gaussian noise have no heavy tails
+    (``gain_of_heavy_tails``), and the negative binomial where they vary less than counts
+    (``residuals_suit_counts``). Rows of other data than tensors, and fewer than 100, keep the first
+    candidate.
 
     Args:
         fit: fits a likelihood by name to rows.
@@ -128,9 +165,15 @@ def select_likelihood(
             raise ValueError("the residuals have no heavy tails")
         return fit(HEAVY_TAILS, training)
 
+    def fit_counts() -> Posterior:
+        if first and not residuals_suit_counts(first[0], held_out, seed):
+            raise ValueError("the residuals vary less than those of counts")
+        return fit(COUNTS, training)
+
     fits = {name: partial(fit, name, training) for name in names} | {names[0]: fit_first}
-    if HEAVY_TAILS in fits and names[0] != HEAVY_TAILS:
-        fits[HEAVY_TAILS] = fit_heavy_tails
+    for name, fit_suitable in ((HEAVY_TAILS, fit_heavy_tails), (COUNTS, fit_counts)):
+        if name in names[1:]:
+            fits[name] = fit_suitable
     try:
         comparison = compare_fits(fits, held_out, seed, stages=(1, len(fits)), errors=MIN_ERRORS)
     except ValueError:
@@ -156,18 +199,44 @@ def gain_of_heavy_tails(posterior: Posterior, held_out: Rows, seed: int) -> floa
     Returns:
         Nats a number, a mean over the rows; both scales are the likeliest ones.
     """
-    residuals = torch.cat(
-        [
-            (y - posterior.predict(x, seed=seed).mean.to(y)).double().flatten()
-            for x, y in held_out.epoch()
-        ]
-    )
-    squares = residuals.square()
+    squares = _residuals(posterior, held_out, seed)[0].square()
     variance = squares.mean()
     if not bool(variance.isfinite()) or not float(variance) > 0:
         return math.inf
     gaussian = -0.5 * math.log(2 * math.pi * math.e * float(variance))
     return max(_student_t_log_prob(squares, degrees) for degrees in DEGREES) - gaussian
+
+
+@torch.no_grad()
+def residuals_suit_counts(posterior: Posterior, held_out: Rows, seed: int) -> bool:
+    """Return whether residuals vary at least as those of a Poisson, up to two standard errors.
+
+    A negative binomial has Var[y | x] ≥ E[y | x], so the mean of (y − E[y | x])² − y is at least 0;
+    errors of the predicted mean increase it. Where it is negative, as for binomial or rounded
+    numbers, the negative binomial has too much noise.
+
+    Args:
+        posterior: whose mean is subtracted from y.
+        held_out: the rows.
+        seed: of the draws.
+    """
+    return _may_vary_as_counts(*_residuals(posterior, held_out, seed))
+
+
+def _may_vary_as_counts(residuals: Tensor, y: Tensor) -> bool:
+    """Return whether the mean of r² − y is at most two standard errors below 0."""
+    excess = residuals.square() - y
+    return not float(excess.mean()) < -MIN_ERRORS * standard_error(excess)
+
+
+def _residuals(posterior: Posterior, held_out: Rows, seed: int) -> tuple[Tensor, Tensor]:
+    """Return y minus its predicted mean, and y, of all rows."""
+    residuals = []
+    targets = []
+    for x, y in held_out.epoch():
+        residuals.append((y - posterior.predict(x, seed=seed).mean.to(y)).double().flatten())
+        targets.append(y.double().flatten())
+    return torch.cat(residuals), torch.cat(targets)
 
 
 def _student_t_log_prob(squares: Tensor, degrees: float) -> float:
