@@ -70,11 +70,19 @@ from bayou.select.shared_members import (
     plan_shared_members,
 )
 from bayou.select.shared_searches import shared_searches
+from bayou.select.stack_temperatures import (
+    SPREAD,
+    TemperedStack,
+    describe_temperatures,
+    temper_stack,
+    tempered_held_out_nll,
+)
 from bayou.select.stacked import Stacked
 from bayou.select.stacking import (
     PULL,
     describe_stack,
     keep_largest,
+    mixture_loss,
     stack_trials,
     stacking_weights,
 )
@@ -527,9 +535,10 @@ class Auto(Recipe):
     Every method is fitted to four fifths of the rows. The weights of the mixture maximize the
     density of the rows that were held out, with a pull toward equal weights (``bayou.stack``); the
     methods with the largest weights are fitted to all rows. Below 500 rows two fifths are held out,
-    one after the other; above 5,000 rows a tenth is, and no method is fitted again. If one method
-    keeps all the weight, the result is its posterior. ``posterior.choice`` states the weights and
-    the NLL of every method.
+    one after the other; above 5,000 rows a tenth is, and no method is fitted again. Of classes the
+    same rows select a temperature for each component. If one method keeps all the weight, the
+    result is its posterior. ``posterior.choice`` states the weights, the temperatures and the NLL
+    of every method.
 
     Args:
         methods: name → method or recipe; one that raises an error on these data is left out. Of the
@@ -539,6 +548,8 @@ class Auto(Recipe):
         pull: held-out rows that the pull toward equal weights counts for; 2 by default.
         most: how many methods the mixture has at most; 3 by default, and 1 for the method with the
             largest weight alone.
+        spread: the standard deviation of the logarithm of a temperature before the held-out rows
+            are seen; .4 by default, and None for temperatures of 1.
 
     >>> list(bayou.select.by_name("auto").methods)
     ['ensemble', 'laplace', 'wide', 'bins', 'tabm', 'mnf']
@@ -547,6 +558,7 @@ class Auto(Recipe):
     methods: Mapping[str, Method | Recipe]
     pull: float = PULL
     most: int = MAX_COMPONENTS
+    spread: float | None = SPREAD
     selects_likelihood = True
 
     def __post_init__(self) -> None:
@@ -554,6 +566,7 @@ class Auto(Recipe):
             raise ValueError(f"Auto needs a dict of names and methods, got {self.methods!r}")
         self._check_positive("pull")
         self._check_whole("most")
+        self._check_positive("spread")
 
     @property
     def batch_size(self) -> int:
@@ -576,11 +589,12 @@ class Auto(Recipe):
         suitable = replace(self, methods={name: self.methods[name] for name in names})
         is_final = data.n > MAX_FULL_BATCH_ROWS
         count = len(folds) * len(names) + 1 + (0 if is_final else self.most)
-        losses, failures, fitted = suitable._held_out_losses(target, folds, run, count)
-        weights = dict(zip(losses, stacking_weights(losses, self.pull).tolist(), strict=True))
-        weights = keep_largest(weights, MIN_KEPT_WEIGHT, self.most)
+        losses, tempered, failures, fitted = suitable._held_out_losses(target, folds, run, count)
+        stacked = self._stack(losses, tempered)
+        weights, temperatures = stacked.weights, stacked.temperatures
         record = stage_record("method", started, stack_trials(losses))
-        choice = describe_stack(losses, weights)
+        choice = describe_stack(losses, weights, mixture_loss(stacked.losses, weights))
+        choice += "".join(f"; {text}" for text in describe_temperatures(temperatures))
         if is_final:
             plans = {name: fitted[name] for name in weights}
         else:
@@ -590,18 +604,33 @@ class Auto(Recipe):
                 plans = narrowed._plans_of_all_rows(weights, target, data, run, count)
         choice += "".join(f"; {name} failed: {why}" for name, why in failures.items())
         decision = f"{_list_weights(weights)}, chosen from {len(losses)} methods on held-out rows"
-        if len(plans) == 1:
+        if len(plans) == 1 and not describe_temperatures(temperatures):
             selected = plans[next(iter(plans))]
         else:
             rows = folds[0][0] if is_final else data
-            selected = Stacked.plan(plans, weights, target, rows, run.seed)
+            selected = Stacked.plan(plans, weights, target, rows, run.seed, temperatures)
         return replace(
             selected,
             stages=(record, *selected.stages),
-            decisions=(decision, *selected.decisions),
+            decisions=(decision, *describe_temperatures(temperatures), *selected.decisions),
             choice=choice,
             progress_stage=(count, count, "" if is_final else "all rows"),
         )
+
+    def _stack(self, losses: Mapping[str, Tensor], tempered: Mapping[str, Tensor]) -> TemperedStack:
+        """Return the weights of methods, and their temperatures where all can have one.
+
+        Args:
+            losses: −log p of all held-out rows by name.
+            tempered: the same at each temperature, of the methods that can have one.
+        """
+        least, most = MIN_KEPT_WEIGHT, self.most
+        if self.spread is not None and all(name in tempered for name in losses):
+            of_these = {name: tempered[name] for name in losses}
+            return temper_stack(of_these, self.pull, spread=self.spread, least=least, most=most)
+        weights = dict(zip(losses, stacking_weights(losses, self.pull).tolist(), strict=True))
+        weights = keep_largest(weights, least, most)
+        return TemperedStack(weights, dict.fromkeys(weights, 1.0), dict(losses))
 
     def narrowed_by(self, fitted: Mapping[str, Plan]) -> Auto:
         """Return this recipe with what fits to most of the rows have decided.
@@ -632,7 +661,7 @@ class Auto(Recipe):
 
     def _held_out_losses(
         self, target: Target, folds: Sequence[Fold], run: SearchRun, count: int
-    ) -> tuple[dict[str, Tensor], dict[str, str], dict[str, Plan]]:
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, str], dict[str, Plan]]:
         """Fit every method without the held-out rows of each fold, and return their −log p.
 
         Args:
@@ -642,10 +671,12 @@ class Auto(Recipe):
             count: of all stages, for the progress.
 
         Returns:
-            −log p of all held-out rows by name, of the methods that could be fitted; why the others
-            could not; and plans with the posteriors of the last fold.
+            −log p of all held-out rows by name, of the methods that could be fitted; the same at
+            each temperature, of classes; why the others could not; and plans with the posteriors of
+            the last fold.
         """
         fitted: dict[str, Plan] = {}
+        tempered: dict[str, list[Tensor]] = {}
 
         def fit(name: str, training: Rows, held_out: Rows, ending: str) -> Posterior:
             selected = plan(
@@ -656,6 +687,9 @@ class Auto(Recipe):
             )
             posterior = selected.fit(checkpoint=run.file(ending), progress=run.progress)
             posterior.held_out_index = held_out.index
+            if self.spread is not None and posterior.target.likelihood.logits:
+                of_rows = tempered_held_out_nll(posterior, held_out, run.seed)
+                tempered.setdefault(name, []).append(of_rows)
             fitted_plan = Fitted.plan(selected.method, posterior, selected.rows, run.seed)
             fitted[name] = replace(
                 fitted_plan,
@@ -685,7 +719,8 @@ class Auto(Recipe):
         if not losses:
             raise ValueError(f"no method could be fitted to all parts of the rows: {failures}")
         losses, unjudged = _leave_out_unjudged(losses)
-        return losses, failures | unjudged, fitted
+        of_folds = {name: torch.cat(values, 1) for name, values in tempered.items()}
+        return losses, of_folds, failures | unjudged, fitted
 
 
 def _leave_out_unjudged(

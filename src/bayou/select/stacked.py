@@ -41,11 +41,13 @@ class Stacked(Method):
         weights: of the methods, by name.
         plans: of the methods, by name.
         target: what they were planned for.
+        temperatures: of the methods, by name; others keep theirs.
     """
 
     weights: Mapping[str, float]
     plans: Mapping[str, Plan] = field(repr=False, compare=False)
     target: Target = field(repr=False, compare=False)
+    temperatures: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def plan(
@@ -55,6 +57,7 @@ class Stacked(Method):
         target: Target,
         rows: Data,
         seed: int,
+        temperatures: Mapping[str, float] | None = None,
     ) -> Plan:
         """Return the plan of a mixture, with what was selected for each component.
 
@@ -64,6 +67,7 @@ class Stacked(Method):
             target: what they were planned for.
             rows: all rows.
             seed: of the search.
+            temperatures: of the methods, by name; None (default) for none.
         """
         stages = [
             record | {"stage": f"{name}: {record['stage']}"}
@@ -75,7 +79,7 @@ class Stacked(Method):
             for name, selected in plans.items()
             for decision in selected.decisions
         ]
-        method = cls(weights, plans, target)
+        method = cls(weights, plans, target, temperatures or {})
         return Plan(target, method, rows, seed, stages=tuple(stages), decisions=tuple(decisions))
 
     def fit(
@@ -87,7 +91,10 @@ class Stacked(Method):
         checkpoint: StrPath | None = None,
         progress: Show = True,
     ) -> Posterior:
-        """Fit every method, and return the mixture; after Ctrl-C that of the finished ones."""
+        """Fit every method, and return the mixture; after Ctrl-C that of the finished ones.
+
+        An unfinished mixture has no temperatures, which are for all components together.
+        """
         components: dict[str, Posterior] = {}
         stopped = "finished"
         for name, selected in self.plans.items():
@@ -104,6 +111,13 @@ class Stacked(Method):
                     return posterior
                 break
             components[name] = posterior
+        if stopped == "finished":
+            for name, temperature in self.temperatures.items():
+                components[name].temperature = temperature
+        if len(self.plans) == 1:
+            (posterior,) = components.values()
+            posterior.selection = ()  # the plan has its stages
+            return posterior
         mixture = Mixture(
             list(components.values()),
             [self.weights[name] for name in components],

@@ -204,18 +204,23 @@ def stack_trials(losses: Mapping[str, Tensor]) -> list[dict[str, Any]]:
     return [{"method": name, "nll": float(values.mean())} for name, values in losses.items()]
 
 
-def describe_stack(losses: Mapping[str, Tensor], weights: Mapping[str, float]) -> str:
+def describe_stack(
+    losses: Mapping[str, Tensor], weights: Mapping[str, float], mixed: Tensor | None = None
+) -> str:
     """Return a sentence with the weights, and the NLL of the mixture and of each posterior.
 
     Args:
         losses: −log p of every held-out row by name.
         weights: those that were kept, by name.
+        mixed: −log p of every row under the mixture, if its components have temperatures; None to
+            compute it.
     """
-    mixed = mixture_loss(losses, weights)
+    if mixed is None:
+        mixed = mixture_loss(losses, weights)
     differences = ", ".join(
         f"{name} {float((values - mixed).mean()):+.3f} ± {standard_error(values - mixed):.3f}"
         for name, values in losses.items()
-        if len(weights) > 1 or name not in weights
+        if len(weights) > 1 or name not in weights or not torch.equal(values, mixed)
     )
     rows = f"{len(mixed):,} held-out rows"
     if len(weights) > 1:
