@@ -83,8 +83,9 @@ def test_the_decisions_are_those_of_the_page_and_right(tmp_path, monkeypatch):
 
     (scores,) = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert scores["metrics"]["rmse"] < RMSE_OF_A_LINEAR_MODEL / 2
-    (rmse,) = re.findall(r"Laplace: RMSE ([\d.]+)", FIRST)
-    assert scores["metrics"]["rmse"] == pytest.approx(float(rmse), rel=0.03)
+    # Other processors end at another mode: two standard errors of the test rows, as on the page.
+    ((rmse, error),) = re.findall(r"Laplace: RMSE ([\d.]+) ± ([\d.]+)", FIRST)
+    assert scores["metrics"]["rmse"] == pytest.approx(float(rmse), abs=2 * float(error))
     with open("predictions.csv", newline="") as file:
         predictions = list(csv.DictReader(file))
     decisions = {}
