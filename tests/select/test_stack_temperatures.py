@@ -200,3 +200,12 @@ def test_numbers_have_no_temperatures():
         nn.Linear(1, 1), (x, x), Auto(methods), likelihood=bayou.Gaussian(0.5), progress=False
     )
     assert "temperature" not in posterior.choice
+
+
+def test_fewer_than_a_hundred_held_out_rows_select_no_temperatures():
+    """Two fifths of 240 rows are 96."""
+    x, y = draw_classes(240, seed=0)
+    net = nn.Linear(1, 2, bias=False)
+    posterior = bayou.fit(net, (x, y), Auto({"flat": Scaled(1.0)}), progress=False)
+    assert posterior.temperature == 1
+    assert "temperature" not in posterior.choice

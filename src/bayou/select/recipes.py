@@ -71,6 +71,7 @@ from bayou.select.shared_members import (
 )
 from bayou.select.shared_searches import shared_searches
 from bayou.select.stack_temperatures import (
+    MIN_ROWS as MIN_ROWS_OF_TEMPERATURES,
     SPREAD,
     TemperedStack,
     describe_temperatures,
@@ -535,10 +536,10 @@ class Auto(Recipe):
     Every method is fitted to four fifths of the rows. The weights of the mixture maximize the
     density of the rows that were held out, with a pull toward equal weights (``bayou.stack``); the
     methods with the largest weights are fitted to all rows. Below 500 rows two fifths are held out,
-    one after the other; above 5,000 rows a tenth is, and no method is fitted again. Of classes the
-    same rows select a temperature for each component. If one method keeps all the weight, the
-    result is its posterior. ``posterior.choice`` states the weights, the temperatures and the NLL
-    of every method.
+    one after the other; above 5,000 rows a tenth is, and no method is fitted again. Of classes
+    the same rows, if they are at least 100, select a temperature for each component. If one method
+    keeps all the weight, the result is its posterior. ``posterior.choice`` states the weights, the
+    temperatures and the NLL of every method.
 
     Args:
         methods: name → method or recipe; one that raises an error on these data is left out. Of the
@@ -549,7 +550,7 @@ class Auto(Recipe):
         most: how many methods the mixture has at most; 3 by default, and 1 for the method with the
             largest weight alone.
         spread: the standard deviation of the logarithm of a temperature before the held-out rows
-            are seen; .4 by default, and None for temperatures of 1.
+            are seen; .3 by default, and None for temperatures of 1.
 
     >>> list(bayou.select.by_name("auto").methods)
     ['ensemble', 'laplace', 'wide', 'bins', 'tabm', 'mnf']
@@ -620,12 +621,16 @@ class Auto(Recipe):
     def _stack(self, losses: Mapping[str, Tensor], tempered: Mapping[str, Tensor]) -> TemperedStack:
         """Return the weights of methods, and their temperatures where all can have one.
 
+        Fewer than 100 held-out rows select no temperatures.
+
         Args:
             losses: −log p of all held-out rows by name.
             tempered: the same at each temperature, of the methods that can have one.
         """
         least, most = MIN_KEPT_WEIGHT, self.most
-        if self.spread is not None and all(name in tempered for name in losses):
+        has_enough_rows = min(map(len, losses.values())) >= MIN_ROWS_OF_TEMPERATURES
+        can_be_tempered = has_enough_rows and all(name in tempered for name in losses)
+        if self.spread is not None and can_be_tempered:
             of_these = {name: tempered[name] for name in losses}
             return temper_stack(of_these, self.pull, spread=self.spread, least=least, most=most)
         weights = dict(zip(losses, stacking_weights(losses, self.pull).tolist(), strict=True))
