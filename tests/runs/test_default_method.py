@@ -78,13 +78,7 @@ def write_table(path, rows, seed):
     [
         (DEFAULT_METHOD, 25),
         (DEFAULT_METHOD, 250),
-        pytest.param(
-            DEFAULT_METHOD_OF_FILES,
-            25,
-            marks=pytest.mark.xfail(
-                reason="of 20 training rows auto covers .66, not .9", strict=True
-            ),
-        ),
+        (DEFAULT_METHOD_OF_FILES, 25),
         (DEFAULT_METHOD_OF_FILES, 250),
         ("mnf", 250),
     ],
