@@ -1,5 +1,8 @@
 """Operations on posteriors with likelihoods of positive numbers, counts and ordered classes."""
 
+import copy
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -35,16 +38,22 @@ def network():
         return nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 1)).double()
 
 
-def fitted(name, method="map", rows=100):
-    recipe = bayou.select.by_name(method, steps=200)
+def fitted(name, method="map", rows=100, **settings):
+    recipe = bayou.select.by_name(method, **({"steps": 200} | settings))
     data = X[:rows], TARGETS[name][:rows]
     return bayou.fit(network(), data, recipe, likelihood=name, progress=False)
 
 
+@pytest.fixture(scope="module")
+def fit_once():
+    """Each likelihood is fitted once, by ``map`` to 100 rows, for tests that leave it as it is."""
+    return functools.cache(fitted)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["lognormal", "gamma", "weibull", "negative-binomial"])
-def test_conformal_intervals_have_their_coverage_and_stay_positive(name):
-    posterior = fitted(name)
+def test_conformal_intervals_have_their_coverage_and_stay_positive(name, fit_once):
+    posterior = fit_once(name)
     guarantee = bayou.conformal(posterior, (X[100:200], TARGETS[name][100:200]), level=0.8)
     low, high = guarantee.interval(X[200:])
     y = TARGETS[name][200:]
@@ -54,8 +63,8 @@ def test_conformal_intervals_have_their_coverage_and_stay_positive(name):
         assert (low >= 0).all()
 
 
-def test_conformal_sets_of_ordered_classes_have_their_coverage():
-    posterior = fitted("ordinal")
+def test_conformal_sets_of_ordered_classes_have_their_coverage(fit_once):
+    posterior = fit_once("ordinal")
     guarantee = bayou.conformal(posterior, (X[100:200], TARGETS["ordinal"][100:200]), level=0.8)
     members = guarantee.set(X[200:])
     share = float(members.gather(-1, TARGETS["ordinal"][200:, None]).double().mean())
@@ -64,8 +73,8 @@ def test_conformal_sets_of_ordered_classes_have_their_coverage():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["lognormal", "gamma", "weibull", "ordinal"])
-def test_a_temperature_lowers_the_nll_of_its_rows_and_is_filed(name, tmp_path):
-    posterior = fitted(name)
+def test_a_temperature_lowers_the_nll_of_its_rows_and_is_filed(name, fit_once, tmp_path):
+    posterior = copy.deepcopy(fit_once(name))
     calibration = bayou.calibrate(posterior, (X[100:], TARGETS[name][100:]))
     assert calibration.after <= calibration.before
     posterior.save(tmp_path / "posterior.bayou")
@@ -75,9 +84,9 @@ def test_a_temperature_lowers_the_nll_of_its_rows_and_is_filed(name, tmp_path):
     assert -float(log_prob[100:].mean()) == pytest.approx(calibration.after, abs=1e-6)
 
 
-def test_counts_have_no_temperature():
+def test_counts_have_no_temperature(fit_once):
     with pytest.raises(ValueError, match="neither logits nor a noise scale"):
-        bayou.calibrate(fitted("negative-binomial"), (X, TARGETS["negative-binomial"]))
+        bayou.calibrate(fit_once("negative-binomial"), (X, TARGETS["negative-binomial"]))
 
 
 @pytest.mark.slow
@@ -86,7 +95,7 @@ def test_counts_have_no_temperature():
 def test_methods_by_name_fit_predict_and_file_positive_targets(name, method, tmp_path):
     """With 10 rows no noise is selected, and chains sample it."""
     for rows in (10, 60):
-        posterior = fitted(name, method, rows)
+        posterior = fitted(name, method, rows, steps=20, effort=0.1)
         log_prob = posterior.predict(X).log_prob(TARGETS[name])
         assert log_prob.isfinite().all()
         posterior.save(tmp_path / f"{rows}.bayou")
@@ -95,8 +104,8 @@ def test_methods_by_name_fit_predict_and_file_positive_targets(name, method, tmp
 
 
 @pytest.mark.slow
-def test_a_log_normal_posterior_is_exported():
-    posterior = fitted("lognormal", rows=60)
+def test_a_log_normal_posterior_is_exported(fit_once):
+    posterior = fit_once("lognormal")
     program = export(posterior, X[:5], 1, answers=("mean", "std"))
     p = posterior.predict(X[:5], 1)
     exported = program.module()(X[:5])
@@ -106,9 +115,9 @@ def test_a_log_normal_posterior_is_exported():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["lognormal", "ordinal"])
-def test_a_student_of_such_a_posterior_is_an_error(name):
+def test_a_student_of_such_a_posterior_is_an_error(name, fit_once):
     with pytest.raises(ValueError, match="distill supports classes and real numbers"):
-        bayou.distill(fitted(name, rows=60), network(), X, progress=False)
+        bayou.distill(fit_once(name), network(), X, progress=False)
 
 
 def test_a_censored_fit_without_censored_rows_is_that_of_the_times():

@@ -72,7 +72,8 @@ def test_intervals_cover_rows_of_new_groups_only_if_groups_are_given(name: str) 
 @pytest.mark.parametrize("name", ["ensemble", "mnf", "auto"])
 def test_slower_methods_cover_rows_of_new_groups(name: str) -> None:
     x, y, groups = grouped_rows(GROUPS, ROWS_PER_GROUP, 0)
-    posterior = bayou.fit(network(4), (x, y), name, groups=groups, progress=False)
+    method = bayou.select.by_name(name, effort=0.3)
+    posterior = bayou.fit(network(4), (x, y), method, groups=groups, progress=False)
     covered = coverage_of_new_groups(lambda x: posterior.predict(x, seed=0).interval(LEVEL))
     assert 0.8 < covered < 0.99
     assert "of whole groups" in posterior.plan
