@@ -274,31 +274,7 @@ class NamedMethod(Recipe):
             return self._plan_fit(method, target, rows, run)
         target, rows = prepared
         if has_noise_to_select(target):
-            current().note_unshared(SEARCH)
-            if rows.n > MAX_FULL_BATCH_ROWS:
-                tries_last_layer = self.selects_layers and self.large is None
-                selects_prior = not is_prior_given and has_scale_of_many_rows(
-                    self.start, target, rows
-                )
-                return plan_many_rows(
-                    method,
-                    target,
-                    rows,
-                    run,
-                    tries_last_layer=tries_last_layer,
-                    selects_prior=selects_prior,
-                    mixes_with_mode=self.mixes_with_mode,
-                )
-            plan, correction = plan_regression(
-                method,
-                target,
-                rows,
-                run,
-                self,
-                mixes_with_mode=self.mixes_with_mode,
-                correction=self.correction,
-            )
-            return replace(plan, narrowed=replace(self, correction=correction))
+            return self._plan_regression(method, target, rows, run, is_prior_given=is_prior_given)
         fixed = with_fixed_parameters(target)
         is_judged = is_judged_by_log_prob(fixed)
         follows_path = is_judged and can_follow_path(self.start, fixed, rows)
@@ -318,6 +294,42 @@ class NamedMethod(Recipe):
                 and has_scale_of_many_rows(self.start, target, rows)
             ),
         )
+
+    def _plan_regression(
+        self, method: Method, target: Target, rows: Rows, run: SearchRun, *, is_prior_given: bool
+    ) -> Plan:
+        """Plan the fit of a regression whose noise is selected.
+
+        Args:
+            method: the method, of this network.
+            target: with its initial prior.
+            rows: all rows.
+            run: of the search.
+            is_prior_given: whether the prior was given.
+        """
+        current().note_unshared(SEARCH)
+        if rows.n > MAX_FULL_BATCH_ROWS:
+            tries_last_layer = self.selects_layers and self.large is None
+            selects_prior = not is_prior_given and has_scale_of_many_rows(self.start, target, rows)
+            return plan_many_rows(
+                method,
+                target,
+                rows,
+                run,
+                tries_last_layer=tries_last_layer,
+                selects_prior=selects_prior,
+                mixes_with_mode=self.mixes_with_mode,
+            )
+        plan, correction = plan_regression(
+            method,
+            target,
+            rows,
+            run,
+            self,
+            mixes_with_mode=self.mixes_with_mode,
+            correction=self.correction,
+        )
+        return replace(plan, narrowed=replace(self, correction=correction))
 
     def _is_wide_for_counts(self, method: Method, target: Target, run: SearchRun) -> bool:
         """Return whether a method keeps the default prior because y are counts.
@@ -377,9 +389,7 @@ class NamedMethod(Recipe):
         starts_at_mode = follows_path and not is_of_modes and self._starts_at_mode(target)
         layers: dict[str, LastLayer | None] = {}
         if self.selects_layers and not is_of_modes and not starts_at_mode:
-            layers = candidate_layers(method, target, rows)
-            if self.layers in layers:
-                layers = {self.layers: layers[self.layers]}
+            layers = self._candidate_layers(method, target, rows)
         count = 1 + selects_prior + starts_at_mode
         if layers:
             count = selects_prior + len(layers) + STAGES_BESIDE_TRIALS
@@ -408,6 +418,15 @@ class NamedMethod(Recipe):
         return replace(
             plan, stages=(*stages, *plan.stages), decisions=(*decisions, *plan.decisions)
         )
+
+    def _candidate_layers(
+        self, method: Method, target: Target, rows: Rows
+    ) -> dict[str, LastLayer | None]:
+        """Return the random layers that are compared, or those that were selected already."""
+        layers = candidate_layers(method, target, rows)
+        if self.layers in layers:
+            return {self.layers: layers[self.layers]}
+        return layers
 
     def _select_prior(
         self,
@@ -576,20 +595,12 @@ class Auto(Recipe):
 
     def make_plan(self, target: Target, data: Data, run: SearchRun) -> Plan:
         """Compare the methods, and plan those with the largest weights for all rows."""
-        if not isinstance(data, Rows):
-            raise ValueError(
-                f"auto holds out some of the rows, which {type(data).__name__} does not support; "
-                "give (x, y)"
-            )
         started = time.perf_counter()
-        folds = _stacking_folds(data, run)
-        names = [name for name, method in self.methods.items() if _suits(method, target, data)]
-        if tuple(self.methods) == CANDIDATES:
-            names = [name for name in names if not _takes_too_long(name, target, data)]
-        names = names or list(self.methods)  # whose errors say what is wrong
-        suitable = replace(self, methods={name: self.methods[name] for name in names})
-        is_final = data.n > MAX_FULL_BATCH_ROWS
-        count = len(folds) * len(names) + 1 + (0 if is_final else self.most)
+        rows = _rows_to_hold_out(data)
+        folds = _stacking_folds(rows, run)
+        suitable = self._suitable_for(target, rows)
+        is_final = rows.n > MAX_FULL_BATCH_ROWS
+        count = len(folds) * len(suitable.methods) + 1 + (0 if is_final else self.most)
         losses, tempered, failures, fitted = suitable._held_out_losses(target, folds, run, count)
         stacked = self._stack(losses, tempered)
         weights, temperatures = stacked.weights, stacked.temperatures
@@ -602,14 +613,14 @@ class Auto(Recipe):
             choice += "; then fitted to all rows"
             with shared_searches():
                 narrowed = suitable.narrowed_by(fitted)
-                plans = narrowed._plans_of_all_rows(weights, target, data, run, count)
+                plans = narrowed._plans_of_all_rows(weights, target, rows, run, count)
         choice += "".join(f"; {name} failed: {why}" for name, why in failures.items())
         decision = f"{_list_weights(weights)}, chosen from {len(losses)} methods on held-out rows"
         if len(plans) == 1 and not describe_temperatures(temperatures):
             selected = plans[next(iter(plans))]
         else:
-            rows = folds[0][0] if is_final else data
-            selected = Stacked.plan(plans, weights, target, rows, run.seed, temperatures)
+            fitted_rows = folds[0][0] if is_final else rows
+            selected = Stacked.plan(plans, weights, target, fitted_rows, run.seed, temperatures)
         return replace(
             selected,
             stages=(record, *selected.stages),
@@ -617,6 +628,19 @@ class Auto(Recipe):
             choice=choice,
             progress_stage=(count, count, "" if is_final else "all rows"),
         )
+
+    def _suitable_for(self, target: Target, rows: Rows) -> Auto:
+        """Return this recipe without methods that are not for the rows, or take too long.
+
+        Args:
+            target: network, likelihood and prior.
+            rows: all rows.
+        """
+        names = [name for name, method in self.methods.items() if _suits(method, target, rows)]
+        if tuple(self.methods) == CANDIDATES:
+            names = [name for name in names if not _takes_too_long(name, target, rows)]
+        names = names or list(self.methods)  # whose errors say what is wrong
+        return replace(self, methods={name: self.methods[name] for name in names})
 
     def _stack(self, losses: Mapping[str, Tensor], tempered: Mapping[str, Tensor]) -> TemperedStack:
         """Return the weights of methods, and their temperatures where all can have one.
@@ -749,6 +773,16 @@ def _leave_out_unjudged(
         if count
     }
     return judged, why
+
+
+def _rows_to_hold_out(data: Data) -> Rows:
+    """Return the data as rows, some of which can be held out, or raise a ValueError."""
+    if not isinstance(data, Rows):
+        raise ValueError(
+            f"auto holds out some of the rows, which {type(data).__name__} does not support; "
+            "give (x, y)"
+        )
+    return data
 
 
 def _takes_too_long(name: str, target: Target, rows: Rows) -> bool:

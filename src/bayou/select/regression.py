@@ -176,11 +176,7 @@ def plan_regression(
     Raises:
         SearchInterrupted: after Ctrl-C, with a mode so far.
     """
-    file = None
-    if run.checkpoint is not None:
-        file = Checkpoint(
-            f"{run.checkpoint}.choice", identity(identified_by, target, rows, run.seed)
-        )
+    file = _search_file(identified_by, target, rows, run)
     fixed = NoiseAndPrior(1.0).apply(target)  # with a fixed noise, as for all modes of the search
     follows_path = can_follow_path(run.start, fixed, rows)
     is_mode = method == run.start
@@ -194,8 +190,7 @@ def plan_regression(
             if follows_path:
                 search = _shared_search(target, rows, folds, run)
             else:
-                settings, record = select_noise_of_modes(target, folds, trial_run)
-                search = RegressionSearch(settings, {}, [record])
+                search = _search_by_minibatches(target, folds, trial_run)
         search.save(file)
     if not search.settings.is_corrected and not is_mode:
         if correction is not None:
@@ -210,17 +205,33 @@ def plan_regression(
         plan = _plan_of_settings(search, method, target, rows, run)
         if mixes_with_mode and plan.start is not None:
             plan = plan_beside_mode(plan, search.share, plan.start)
+    is_prior_given = not target.prior_selected
+    settings = describe_settings(search, folds, method, is_prior_given=is_prior_given)
     plan = replace(
         plan,
         seed=run.seed,
         stages=(*search.stages, *plan.stages),
-        decisions=(
-            *describe_settings(search, folds, method, is_prior_given=not target.prior_selected),
-            *plan.decisions,
-        ),
+        decisions=(*settings, *plan.decisions),
         progress_stage=(count, count, ""),
     )
     return plan, MethodCorrection.of(search)
+
+
+def _search_file(
+    identified_by: Checked, target: Target, rows: Rows, run: SearchRun
+) -> Checkpoint | None:
+    """Return the file of the search beside the checkpoint, if there is a checkpoint."""
+    if run.checkpoint is None:
+        return None
+    return Checkpoint(f"{run.checkpoint}.choice", identity(identified_by, target, rows, run.seed))
+
+
+def _search_by_minibatches(
+    target: Target, folds: Sequence[Fold], run: SearchRun
+) -> RegressionSearch:
+    """Return the noise of modes that are found by minibatches."""
+    settings, record = select_noise_of_modes(target, folds, run)
+    return RegressionSearch(settings, {}, [record])
 
 
 def _shared_search(
