@@ -274,7 +274,20 @@ class NamedMethod(Recipe):
             return self._plan_fit(method, target, rows, run)
         target, rows = prepared
         if has_noise_to_select(target):
-            return self._plan_regression(method, target, rows, run, is_prior_given=is_prior_given)
+            current().note_unshared(SEARCH)
+            if rows.n > MAX_FULL_BATCH_ROWS:
+                selects_prior = not is_prior_given
+                return self._plan_many_rows(method, target, rows, run, selects_prior=selects_prior)
+            plan, correction = plan_regression(
+                method,
+                target,
+                rows,
+                run,
+                self,
+                mixes_with_mode=self.mixes_with_mode,
+                correction=self.correction,
+            )
+            return replace(plan, narrowed=replace(self, correction=correction))
         fixed = with_fixed_parameters(target)
         is_judged = is_judged_by_log_prob(fixed)
         follows_path = is_judged and can_follow_path(self.start, fixed, rows)
@@ -295,41 +308,27 @@ class NamedMethod(Recipe):
             ),
         )
 
-    def _plan_regression(
-        self, method: Method, target: Target, rows: Rows, run: SearchRun, *, is_prior_given: bool
+    def _plan_many_rows(
+        self, method: Method, target: Target, rows: Rows, run: SearchRun, *, selects_prior: bool
     ) -> Plan:
-        """Plan the fit of a regression whose noise is selected.
+        """Plan the fit of a regression to more rows than L-BFGS is for.
 
         Args:
             method: the method, of this network.
             target: with its initial prior.
             rows: all rows.
             run: of the search.
-            is_prior_given: whether the prior was given.
+            selects_prior: whether the prior scale is selected, if it matters.
         """
-        current().note_unshared(SEARCH)
-        if rows.n > MAX_FULL_BATCH_ROWS:
-            tries_last_layer = self.selects_layers and self.large is None
-            selects_prior = not is_prior_given and has_scale_of_many_rows(self.start, target, rows)
-            return plan_many_rows(
-                method,
-                target,
-                rows,
-                run,
-                tries_last_layer=tries_last_layer,
-                selects_prior=selects_prior,
-                mixes_with_mode=self.mixes_with_mode,
-            )
-        plan, correction = plan_regression(
+        return plan_many_rows(
             method,
             target,
             rows,
             run,
-            self,
+            tries_last_layer=self.selects_layers and self.large is None,
+            selects_prior=selects_prior and has_scale_of_many_rows(self.start, target, rows),
             mixes_with_mode=self.mixes_with_mode,
-            correction=self.correction,
         )
-        return replace(plan, narrowed=replace(self, correction=correction))
 
     def _is_wide_for_counts(self, method: Method, target: Target, run: SearchRun) -> bool:
         """Return whether a method keeps the default prior because y are counts.
