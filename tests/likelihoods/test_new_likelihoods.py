@@ -194,6 +194,22 @@ def test_the_incomplete_beta_function_is_scipys():
     np.testing.assert_allclose(value, expected, rtol=1e-8, atol=1e-300)
 
 
+@pytest.mark.parametrize(
+    ("dispersion", "mean"), [(1e-5, 3.0), (1e-8, 30.0), (0.5, 1e6), (0.5, 1e8)], ids=str
+)
+def test_negative_binomials_of_large_shapes_and_counts_are_scipys_in_float32(dispersion, mean):
+    """A learned dispersion of counts of a Poisson tends to 0, its inverse to infinity."""
+    likelihood = NegativeBinomial(dispersion).bind(dtype=torch.float32)
+    f = torch.full((1, 1), math.log(mean))
+    law = scipy.stats.nbinom(1 / dispersion, 1 / (1 + dispersion * mean))
+    for q in (0.05, 0.5, 0.95):
+        y = torch.full((1, 1), law.ppf(q))
+        count = float(y)
+        assert float(likelihood.pointwise(f, y)) == pytest.approx(law.logpmf(count), abs=1e-4)
+        assert float(likelihood.cdf(f, y)) == pytest.approx(law.cdf(count), abs=1e-5)
+        assert float(likelihood.log_survival(f, y)) == pytest.approx(law.logsf(count), abs=1e-4)
+
+
 # --- ordered classes ---
 
 
