@@ -86,6 +86,21 @@ def test_sorted_rows_are_named_by_their_column(sign: int) -> None:
     assert note.startswith("The rows are sorted by 'hour'.")
 
 
+def test_rows_sorted_by_the_target_or_by_text_are_not_to_be_split_by_it(tmp_path: Path) -> None:
+    """Neither is a column of --split-by-time."""
+    random = np.random.default_rng(0)
+    y = np.sort(random.normal(size=60))
+    for name, cells in (("y", y), ("kind", np.repeat(["a", "b", "c"], 20))):
+        columns = {"x": random.normal(size=60), "y": random.normal(size=60), name: cells}
+        path = tmp_path / f"{name}.csv"
+        rows = zip(*columns.values(), strict=True)
+        path.write_text("\n".join([",".join(columns), *(",".join(map(str, row)) for row in rows)]))
+        (note,) = [text for text in load(path, target="y").notes if "sorted by" in text]
+        assert f"The rows are sorted by '{name}'" in note
+        assert f"--split-by-time {name}" not in note
+        assert "--split-by-time COLUMN" in note
+
+
 def test_constant_missing_and_few_values_are_no_order() -> None:
     columns = {"y": np.ones(50), "a": np.full(50, np.nan)}
     assert describe_order(columns) == ""

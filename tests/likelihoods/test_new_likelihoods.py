@@ -194,6 +194,74 @@ def test_the_incomplete_beta_function_is_scipys():
     np.testing.assert_allclose(value, expected, rtol=1e-8, atol=1e-300)
 
 
+@pytest.mark.parametrize(
+    ("dispersion", "mean"), [(1e-5, 3.0), (1e-8, 30.0), (0.5, 1e6), (0.5, 1e8)], ids=str
+)
+def test_negative_binomials_of_large_shapes_and_counts_are_scipys_in_float32(dispersion, mean):
+    """A learned dispersion of counts of a Poisson tends to 0, its inverse to infinity."""
+    likelihood = NegativeBinomial(dispersion).bind(dtype=torch.float32)
+    f = torch.full((1, 1), math.log(mean))
+    law = scipy.stats.nbinom(1 / dispersion, 1 / (1 + dispersion * mean))
+    for q in (0.05, 0.5, 0.95):
+        y = torch.full((1, 1), law.ppf(q))
+        count = float(y)
+        assert float(likelihood.pointwise(f, y)) == pytest.approx(law.logpmf(count), abs=1e-4)
+        assert float(likelihood.cdf(f, y)) == pytest.approx(law.cdf(count), abs=1e-5)
+        assert float(likelihood.log_survival(f, y)) == pytest.approx(law.logsf(count), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "mean"), [(0.02, 1.0), (0.1, 1.0), (1.0, 1e-6), (1e5, 1.0), (1e7, 5.0)], ids=str
+)
+def test_gammas_of_extreme_shapes_and_units_are_scipys_in_float32(shape, mean):
+    likelihood = Gamma(shape).bind(dtype=torch.float32)
+    f = torch.full((1, 1), math.log(mean))
+    law = scipy.stats.gamma(shape, scale=math.exp(float(f)) / shape)
+    assert float(likelihood.entropy(f)) == pytest.approx(law.entropy(), rel=1e-3)
+    assert float(likelihood.mixture_entropy(f[None])) == pytest.approx(law.entropy(), rel=1e-2)
+    for q in (0.05, 0.5, 0.95):
+        quantile = float(likelihood.mixture_quantile(f[None], q))
+        assert quantile == pytest.approx(law.ppf(q), rel=1e-3, abs=1e-30)
+        assert quantile >= 0
+    y = torch.full((1, 1), law.ppf(0.7))
+    assert float(likelihood.pointwise(f, y)) == pytest.approx(law.logpdf(float(y)), abs=1e-2)
+    draws = likelihood.sample(f, 200, seed=0)
+    assert (draws > 0).all()
+    for q in (0.3, 0.7):
+        assert float((draws <= law.ppf(q)).double().mean()) == pytest.approx(q, abs=0.12)
+
+
+def test_the_entropy_of_a_weibull_of_a_small_shape_is_finite_in_float32():
+    likelihood = Weibull(0.1).bind(dtype=torch.float32)
+    entropy = float(likelihood.mixture_entropy(torch.zeros(1, 1, 1)))
+    assert entropy == pytest.approx(scipy.stats.weibull_min(0.1).entropy(), rel=1e-3)
+
+
+def test_the_crps_of_log_normals_of_large_noise_does_not_cancel():
+    """The mean is 1e31, and the score 1e-16 of it."""
+    s = 12.0
+    p = predictive(LogNormal(s), torch.zeros(1, 1, 1, dtype=F64))
+    tails = scipy.stats.norm.sf(s / math.sqrt(2)) - scipy.stats.norm.cdf(-s)
+    expected = 2 * math.exp(s**2 / 2) * tails
+    assert metrics.crps(p, torch.ones(1, 1, dtype=F64)) == pytest.approx(expected, rel=1e-9)
+
+
+def test_units_do_not_count_for_noises_and_censored_values():
+    """log p in the units of y is smaller by log scale for each density."""
+    f = torch.zeros(1, 3, 1, dtype=F64)
+    values = torch.tensor([[0.5], [1.0], [2.0]], dtype=F64)
+    y = torch.cat((values, torch.full_like(values, 0.3)), 1)
+    p = predictive(KnownNoise(), f)
+    in_units = predictive(KnownNoise(), 10 * f)
+    assert metrics.nll(p, y, scale=10) == pytest.approx(metrics.nll(in_units, 10 * y))
+    observed = torch.tensor([[1.0], [0.0], [1.0]], dtype=F64)
+    p = predictive(Censored(Weibull()), f)
+    in_units = predictive(Censored(Weibull(unit=10.0)), f)
+    times = torch.cat((values, observed), 1)
+    times_in_units = torch.cat((10 * values, observed), 1)
+    assert metrics.nll(p, times, scale=10) == pytest.approx(metrics.nll(in_units, times_in_units))
+
+
 # --- ordered classes ---
 
 

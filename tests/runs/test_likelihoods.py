@@ -1,6 +1,8 @@
 """Runs with a likelihood by name: prices, censored times, counts, ordered classes."""
 
 import csv
+import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from bayou.app.runs.config import Config
 from bayou.app.runs.folder import Run, RunError
 from bayou.app.runs.predictions import write_predictions
+from bayou.app.runs.service import Service
 from bayou.data import DataError, load
 
 pytestmark = pytest.mark.filterwarnings("ignore::bayou.core.progress.BayouWarning")
@@ -131,6 +134,9 @@ def test_wrong_columns_and_orders_are_errors(table, options, message):
         ("time", "censored-weibull", {}, "--observed"),
         ("time", "gamma", {"observed": "status"}, "--observed"),
         ("price", "gamma", {"heteroscedastic": True}, "not both"),
+        ("price", "known-noise", {}, "in Python"),
+        ("price", None, {"order": "1,2"}, "--order is for classes"),
+        ("rating", None, {"order": "Fair,Good,Very Good"}, "--likelihood ordinal"),
     ],
 )
 def test_a_likelihood_that_does_not_fit_the_target_is_an_error(
@@ -140,3 +146,39 @@ def test_a_likelihood_that_does_not_fit_the_target_is_an_error(
     with pytest.raises((RunError, ValueError), match=message):
         run.work()
     assert not (tmp_path / "run").exists() or not list((tmp_path / "run").glob("*.json"))
+
+
+def test_negative_counts_are_an_error_that_says_so(table, tmp_path):
+    settings = replace(config(table, "x", "negative-binomial"), drop=())
+    with pytest.raises(ValueError, match="counts 0, 1, 2"):
+        Run.create(tmp_path / "run", settings).work()
+
+
+def test_a_run_tells_the_order_of_classes_that_no_option_gives(table, tmp_path):
+    run = Run.create(tmp_path / "run", config(table, "rating", "ordinal"))
+    note = run.load_data().notes[-1]
+    assert "from low to high: 'Fair', 'Good', 'Very Good'" in note
+    assert "--order" in note
+    ordered = config(table, "rating", "ordinal", order="Very Good,Good,Fair")
+    assert not any("alphabet" in text for text in Run("run", ordered).load_data().notes)
+
+
+def test_a_service_takes_rows_with_the_column_of_observed_rows(table):
+    data = load(table, target="time", drop=("price", "visits", "rating"), observed="status")
+    service = Service(None, data.preprocessor, "run", 1)
+    row = {"x": 0.5, "time": 3.0, "status": "dead"}
+    assert len(service.read(json.dumps({"rows": [row]}).encode())) == 1
+
+
+def test_flags_of_observed_rows_do_not_count_in_the_error_of_a_split(tmp_path):
+    generator = np.random.default_rng(0)
+    lines = [
+        f"g{row % 9},{x:.4f},{np.exp(x):.4f},{row % 2}"
+        for row, x in enumerate(generator.normal(size=60))
+    ]
+    path = tmp_path / "times.csv"
+    path.write_text("\n".join(["group,x,time,died", *lines]))
+    censored = load(path, target="time", group="group", observed="died")
+    plain = load(path, target="time", group="group", drop=["died"])
+    assert "RMSE" in plain.split_notes[1]
+    assert censored.split_notes == plain.split_notes

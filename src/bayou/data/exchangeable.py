@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any, Final
 
 import numpy as np
@@ -27,7 +28,11 @@ MIN_DISTINCT_SHARE: Final = 0.2
 
 
 def describe_order(
-    columns: dict[str, NDArray[np.float64]], *, permutations: int = PERMUTATIONS, seed: int = 0
+    columns: dict[str, NDArray[np.float64]],
+    *,
+    times: Collection[str] | None = None,
+    permutations: int = PERMUTATIONS,
+    seed: int = 0,
 ) -> str:
     """Return a note if rows look ordered; empty if they do not.
 
@@ -41,6 +46,7 @@ def describe_order(
 
     Args:
         columns: numbers by name, the target first, (N,) each; nan for missing values.
+        times: the names of columns that can split the rows by time; None (the default) for all.
         permutations: random orders that rows are compared with.
         seed: of these orders.
     """
@@ -60,11 +66,21 @@ def describe_order(
         order = rng.permutation(len(ranks), rng.fold(seed, "order", number)).numpy()
         if float(_scores(*_statistics(ranks[order]), len(ranks)).max()) >= largest:
             return ""
+    usual_ways_out = (
+        "--split-by-time COLUMN takes the latest rows as the test set (a column with the row "
+        "number will do), --group COLUMN whole groups."
+    )
     sorted_names = [name for name in names if _is_sorted(columns[name])]
+    for name in sorted_names:
+        if times is None or name in times:
+            return (
+                f"The rows are sorted by {quote(name)}. If that is time, or follows it, a random "
+                f"test set is easier than new rows: --split-by-time {name}."
+            )
     if sorted_names:
         return (
-            f"The rows are sorted by {quote(sorted_names[0])}. If that is time, or follows it, a "
-            f"random test set is easier than new rows: --split-by-time {sorted_names[0]}."
+            f"The rows are sorted by {quote(sorted_names[0])}. If they follow time or come in "
+            f"groups, too, a random test set is easier than new rows: {usual_ways_out}"
         )
     column = int(np.where(is_large, scores, 0).argmax())
     evidence = f"in neighboring rows {quote(names[column])} has a rank correlation of "
@@ -74,8 +90,7 @@ def describe_order(
         evidence += f"rows by {abs(drifts[column]):.1f} standard deviations of its ranks"
     return (
         f"The rows look ordered: {evidence}. If they follow time or come in groups, a random test "
-        "set is easier than new rows: --split-by-time COLUMN takes the latest rows as the test set "
-        "(a column with the row number will do), --group COLUMN whole groups."
+        f"set is easier than new rows: {usual_ways_out}"
     )
 
 

@@ -167,13 +167,15 @@ def _describe_split(
     order_note = ""
     if not rule.blocks:
         used = set(encoded.table.columns) - set(preprocessor.dropped)
-        order_note = describe_order(_numbers(encoded.table, target, used))
+        numbers = _numbers(encoded.table, target, used)
+        order_note = describe_order(numbers, times=_time_columns(encoded.table, target))
     if order_note:
         notes.append(order_note)
     alternatives = _alternative_rules(
         all_columns, target, rule, options, is_ordered=bool(order_note)
     )
-    rows = EncodedRows(encoded.x, encoded.y, bool(preprocessor.class_names), preprocessor.y_scale)
+    y = encoded.y if options.observed is None else encoded.y[:, :1]  # times without their flags
+    rows = EncodedRows(encoded.x, y, bool(preprocessor.class_names), preprocessor.y_scale)
     return explain_split(
         rule, alternatives, rows, options.test_fraction, options.seed, encoded.test_rows
     )
@@ -248,6 +250,15 @@ def _looks_like_groups(name: str, column: Column) -> bool:
         return False
     fewest = MIN_BLOCKS if is_named_so else MAX_LEVELS + 1
     return fewest <= len(set(column.levels)) <= len(column) / 2
+
+
+def _time_columns(table: RawTable, target: str) -> list[str]:
+    """Return the names of the columns that can split the rows by time: all numbers, or dates."""
+    return [
+        name
+        for name, column in table.columns.items()
+        if name != target and (column.holds_dates or not column.bad.any())
+    ]
 
 
 def _numbers(table: RawTable, target: str, used: set[str]) -> dict[str, NDArray[np.float64]]:

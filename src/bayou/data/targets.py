@@ -36,6 +36,11 @@ def fit_target(table: RawTable, name: str, options: Options, notes: list[str]) -
     if task == "classification":
         most = _most_classes(options.task)
         classes = class_names_of(target, name, notes, options.order, most)
+    elif options.order:
+        raise DataError(
+            f"--order is for classes, but the target {name!r} has numbers; leave it out, or give "
+            "--task classification"
+        )
     event = ""
     if options.observed is not None:
         event = _find_event(table, options.observed, name, task, notes)

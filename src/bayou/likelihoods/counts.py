@@ -14,7 +14,7 @@ from bayou.core.rng import Seed
 from bayou.likelihoods.discrete import check_counts, count_crps, count_entropy
 from bayou.likelihoods.information import Independent, Information
 from bayou.likelihoods.positive import Shaped, ShapedSpec
-from bayou.likelihoods.special import betainc
+from bayou.likelihoods.special import betainc, log_beta_density
 
 
 @final
@@ -31,8 +31,10 @@ class BoundNegativeBinomial(Shaped):
         y = y.to(f.dtype)
         shape = log_shape.exp()
         logit = log_mean - log_shape  # of a further event before a stop
-        choices = torch.lgamma(y + shape) - torch.lgamma(shape) - torch.lgamma(y + 1)
-        return choices - shape * softplus(logit) + y * logsigmoid(logit)
+        log_rest = logsigmoid(logit)
+        # Γ(y + shape)/(Γ(shape)·y!) = 1/(B(shape, y + 1)·(y + shape))
+        density = log_beta_density(shape, y + 1, logsigmoid(-logit), log_rest)
+        return density - log_rest - torch.log(y + shape)
 
     def expected_log_prob(self, f: Tensor, variance: Tensor, y: Tensor) -> Tensor:
         """Compute a lower bound, by E log(1 + exp F) ≤ log(1 + E exp F) (Jensen).
@@ -61,22 +63,27 @@ class BoundNegativeBinomial(Shaped):
             f: outputs, (..., B, *out).
             y: values, (B, *out).
         """
-        log_mean, log_shape = self.log_location_shape(f)
-        logit = log_mean - log_shape
-        count = y.to(f.dtype).floor()
+        shape, logit, count = self._double(f, y)
         value = betainc(
-            log_shape.exp(), count.clamp_min(0.0) + 1, torch.sigmoid(-logit), torch.sigmoid(logit)
+            shape, count.clamp_min(0.0) + 1, torch.sigmoid(-logit), torch.sigmoid(logit)
         )
-        return torch.where(count < 0, 0.0, value)
+        return torch.where(count < 0, 0.0, value).to(f.dtype)
 
     def log_survival(self, f: Tensor, y: Tensor) -> Tensor:
-        log_mean, log_shape = self.log_location_shape(f)
-        logit = log_mean - log_shape
-        count = y.to(f.dtype).floor()
+        shape, logit, count = self._double(f, y)
         value = betainc(
-            count.clamp_min(0.0) + 1, log_shape.exp(), torch.sigmoid(logit), torch.sigmoid(-logit)
+            count.clamp_min(0.0) + 1, shape, torch.sigmoid(logit), torch.sigmoid(-logit)
         )
-        return torch.where(count < 0, 0.0, value.log())
+        return torch.where(count < 0, 0.0, value.log()).to(f.dtype)
+
+    def _double(self, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the shape, the logit of a further event and the count in float64.
+
+        The continued fraction of large shapes and counts cancels.
+        """
+        log_mean, log_shape = self.log_location_shape(f)
+        log_shape = log_shape.double()
+        return log_shape.exp(), log_mean.double() - log_shape, y.double().floor()
 
     def entropy(self, f: Tensor) -> Tensor:
         return count_entropy(self, f.unsqueeze(0))

@@ -170,17 +170,17 @@ def _log_normal_crps(m: Tensor, s: Tensor, y: Tensor) -> Tensor:
     """Compute the CRPS of mixtures of log-normals, m and s (S, N), at y (N,)."""
     mean = torch.exp(m + s.square() / 2)
     z = (y.to(m.dtype).log() - m) / s
-    distance = (y * _balance(z) - mean * _balance(z - s)).mean(0)
     spread = torch.sqrt(s.square().unsqueeze(0) + s.square().unsqueeze(1))
     shift = (m.unsqueeze(1) - m.unsqueeze(0) + s.square().unsqueeze(1)) / spread
-    # By symmetry both terms of E|X − X'| have the same sum over the pairs.
-    half_difference = (mean.unsqueeze(1) * _balance(shift)).mean((0, 1))
-    return distance - half_difference
+    # By symmetry both terms of E|X − X'| have the same sum over the pairs. The terms with the mean
+    # are differences of tails, which are accurate where a mean is larger than any draw.
+    tails = _two_tails(shift).mean(1) - _two_tails(s - z)
+    return (y * torch.erf(z * math.sqrt(0.5)) + mean * tails).mean(0)
 
 
-def _balance(z: Tensor) -> Tensor:
-    """Compute 2Φ(z) − 1."""
-    return torch.erf(z * math.sqrt(0.5))
+def _two_tails(z: Tensor) -> Tensor:
+    """Compute 2 − 2Φ(z)."""
+    return torch.erfc(z * math.sqrt(0.5))
 
 
 def check_positive(y: Tensor, what: str) -> None:

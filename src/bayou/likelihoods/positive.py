@@ -12,11 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from bayou.core import rng
+from bayou.core.constants import LOG_2PI
 from bayou.core.rng import Seed
 from bayou.likelihoods import mixtures
 from bayou.likelihoods.base import BoundLikelihood, Likelihood, positive_mean
 from bayou.likelihoods.information import Independent, Information
 from bayou.likelihoods.logarithm import check_positive
+from bayou.likelihoods.special import log_minus_digamma, stirling_error
 
 EULER = 0.5772156649015329
 
@@ -90,6 +92,19 @@ class PositiveLikelihood(Shaped):
             f: outputs, (..., B, *out).
         """
 
+    @abstractmethod
+    def log_density(self, f: Tensor, log_y: Tensor) -> Tensor:
+        """Compute the log-density of log y, also where y itself is 0 by rounding.
+
+        Args:
+            f: outputs, (..., B, *out).
+            log_y: values, (B, *event).
+        """
+
+    def pointwise(self, f: Tensor, y: Tensor) -> Tensor:
+        log_y = y.to(f.dtype).log()
+        return self.log_density(f, log_y) - log_y
+
     def _validate_values(self, f_shape: Sequence[int], y: Tensor) -> None:
         check_positive(y, type(self).__name__.removeprefix("Bound"))
 
@@ -106,14 +121,29 @@ class PositiveLikelihood(Shaped):
             f: outputs, (S, B, *out).
         """
 
-        def log_density(f: Tensor, log_y: Tensor) -> Tensor:
-            return self.pointwise(f, log_y.exp()) + log_y
-
         def integrate_rows(f: Tensor) -> Tensor:
-            return mixtures.entropy_integral(log_density, f, self._knots(f))
+            return mixtures.entropy_integral(self.log_density, f, self._knots(f))
 
         entropy = mixtures.by_rows(integrate_rows, f, max(4 * mixtures.KNOTS, 20 * len(f)))
         return entropy + mixtures.average(self.log_mean, f)
+
+    def mixture_quantile(self, f: Tensor, q: float) -> Tensor:
+        """Compute a quantile of the mixture by that of log y, which is accurate near 0.
+
+        Args:
+            f: outputs, (S, B, *out).
+            q: the level, between 0 and 1.
+        """
+
+        def mass(log_y: Tensor) -> Tensor:
+            return mixtures.average(lambda f: self.cdf(f, log_y.exp()), f)
+
+        def slope(log_y: Tensor) -> Tensor:
+            return mixtures.average(lambda f: self.log_density(f, log_y).exp(), f)
+
+        knots = self._knots(f)
+        low, high = mixtures.widen(mass, q, knots[0], knots[-1])
+        return mixtures.invert(mass, q, low, high, slope).exp()
 
     def mixture_crps(self, f: Tensor, y: Tensor) -> Tensor:
         return mixtures.crps_integral(self.cdf, f, y, self._knots(f))
@@ -123,12 +153,33 @@ class PositiveLikelihood(Shaped):
 class BoundGamma(PositiveLikelihood):
     """A y > 0 with mean unit·exp(f) and variance mean²/shape."""
 
-    def pointwise(self, f: Tensor, y: Tensor) -> Tensor:
+    def log_density(self, f: Tensor, log_y: Tensor) -> Tensor:
         log_mean, log_shape = self.log_location_shape(f)
         shape = log_shape.exp()
-        log_ratio = y.to(f.dtype).log() - log_mean
-        power = shape * (log_shape + log_ratio - log_ratio.exp())
-        return power - torch.lgamma(shape) - y.to(f.dtype).log()
+        log_ratio = log_y - log_mean
+        power = shape * (log_ratio - torch.expm1(log_ratio))
+        return power + 0.5 * (log_shape - LOG_2PI) - stirling_error(shape)
+
+    def sample(self, f: Tensor, n: int | None = None, seed: Seed = None) -> Tensor:
+        """Draw y as exp of quantiles of log y, which are accurate in any unit.
+
+        Args:
+            f: outputs, (..., B, *out).
+            n: the number of draws; None draws one for each f.
+            seed: the seed; None uses torch's global stream.
+        """
+        tiny = torch.finfo(f.dtype).tiny
+        u = self.draw_noise(rng.uniform, f, n, seed).clamp_min(tiny)
+        log_mean, log_shape = self.log_location_shape(f)
+        knots = log_mean + self.log_knots(log_shape.expand_as(log_mean))
+
+        def mass(log_y: Tensor) -> Tensor:
+            return self.cdf(f, log_y.exp())
+
+        ends = (knots[0].expand_as(u), knots[-1].expand_as(u))
+        low, high = mixtures.widen(mass, u, *ends)
+        log_y = mixtures.invert(mass, u, low, high, lambda z: self.log_density(f, z).exp())
+        return log_y.exp().clamp_min(tiny)
 
     def expected_log_prob(self, f: Tensor, variance: Tensor, y: Tensor) -> Tensor:
         """Compute E log p(y | F) by E exp(−F) = exp(−f + ½·variance): exact.
@@ -153,12 +204,12 @@ class BoundGamma(PositiveLikelihood):
     def entropy(self, f: Tensor) -> Tensor:
         log_mean, log_shape = self.log_location_shape(f)
         shape = log_shape.exp()
-        own = shape + torch.lgamma(shape) + (1 - shape) * torch.digamma(shape)
-        return log_mean - log_shape + own
+        own = stirling_error(shape) + (shape - 1) * log_minus_digamma(shape)
+        return log_mean + 0.5 * (LOG_2PI - log_shape) + own
 
     def log_mean(self, f: Tensor) -> Tensor:
         log_mean, log_shape = self.log_location_shape(f)
-        return log_mean - log_shape + torch.digamma(log_shape.exp())
+        return log_mean - log_minus_digamma(log_shape.exp())
 
     def cdf(self, f: Tensor, y: Tensor) -> Tensor:
         shape, scaled = self._scaled(f, y)
@@ -225,11 +276,10 @@ class BoundGamma(PositiveLikelihood):
 class BoundWeibull(PositiveLikelihood):
     """A y > 0 with P(Y > y) = exp(−(y/scale)^shape), scale = unit·exp(f)."""
 
-    def pointwise(self, f: Tensor, y: Tensor) -> Tensor:
+    def log_density(self, f: Tensor, log_y: Tensor) -> Tensor:
         log_scale, log_shape = self.log_location_shape(f)
-        log_y = y.to(f.dtype).log()
         power = log_shape.exp() * (log_y - log_scale)
-        return log_shape + power - power.exp() - log_y
+        return log_shape + power - power.exp()
 
     def log_survival(self, f: Tensor, y: Tensor) -> Tensor:
         return -self._hazard(f, y)

@@ -26,7 +26,7 @@ def nll(predictive: Predictive, y: Tensor, scale: float = 1.0) -> float:
         predictive: predictions of B rows.
         y: their targets, (B, *event).
         scale: the number that a continuous y was divided by; log p in original units is smaller by
-            log scale per coordinate.
+            log scale per coordinate with a density: not for a censored one.
 
     Raises:
         ValueError: if there are no rows, or the scale is not positive or not defined for y.
@@ -40,7 +40,7 @@ def nll(predictive: Predictive, y: Tensor, scale: float = 1.0) -> float:
             f"only a continuous y has a scale, got {type(predictive.likelihood).__name__}; "
             "use scale=1"
         )
-    shift = math.log(scale) * y[0].numel()
+    shift = math.log(scale) * float(_count_densities(predictive, y).mean())
     return shift - float(predictive.log_prob(y).detach().double().mean())
 
 
@@ -54,7 +54,17 @@ def row_nll(predictive: Predictive, y: Tensor, scale: float = 1.0) -> Tensor:
     """
     shape = predictive.likelihood.target_shape(predictive.outputs.shape[1:])
     y = y.to(predictive.outputs.device).reshape(shape)
-    return math.log(scale) * y[0].numel() - predictive.log_prob(y).detach().double().cpu()
+    shift = math.log(scale) * _count_densities(predictive, y).cpu()
+    return shift - predictive.log_prob(y).detach().double().cpu()
+
+
+def _count_densities(predictive: Predictive, y: Tensor) -> Tensor:
+    """Return how many coordinates of each row have a density, (B,) in float64.
+
+    The noise of a value has none, and neither has a censored value, which has a probability.
+    """
+    is_known = predictive.likelihood.labels(y)[1]
+    return is_known.reshape(len(y), -1).double().sum(1)
 
 
 def auroc(inside: Tensor, outside: Tensor) -> float:

@@ -10,7 +10,7 @@ RUN/metrics.json, RUN/report.html  all results, updated after every method
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from bayou.app.runs.json_files import RunError, read_json, write_json
 from bayou.core.files import StrPath, lock_file, write_text
 from bayou.core.progress import Show
 from bayou.data import DataError, DataSet, load
+from bayou.data.columns import number
 from bayou.data.preprocess import Preprocessor
 from bayou.likelihoods import Likelihood
 from bayou.likelihoods.named import AUTO, NamedLikelihood, find_likelihood
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 LOCK = ".lock"  # a file of the folder, locked by the process that writes to it
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
 WHOLE_TOLERANCE = 1e-4  # of whole targets that were standardized
+MAX_NAMED_CLASSES = 10  # in a note about their order
 METRICS_KEYS = ("method", "label", "seed", "split", "seconds", "samples", "metrics")
 
 
@@ -158,6 +160,8 @@ class Run:
         needs_units = self.chooses_likelihood or (named is not None and not named.has_shift)
         data = load(config.data, **settings, scale_target=not needs_units)
         self._check_task(data)
+        if config.likelihood == "ordinal" and config.order is None:
+            data = replace(data, notes=[*data.notes, *_note_order(data.class_names)])
         if needs_units:
             data = _with_original_targets(data)
         ood = None if data.ood is None else data.ood.to(DTYPES[config.precision])
@@ -225,6 +229,8 @@ class Run:
             raise RunError(
                 "--heteroscedastic is for regression; for classes the probabilities model the noise"
             )
+        if self.config.order is not None and name != "ordinal":
+            raise RunError("--order is for ordered classes: give --likelihood ordinal too")
         if name is None:
             return
         if self.config.heteroscedastic:
@@ -232,6 +238,11 @@ class Run:
         named = self._named_likelihood
         if is_class != (named is not None and named.task == "classification"):
             raise RunError(f"--likelihood {name} is not for {data.task}; `bayou list likelihoods`")
+        if name == "known-noise":
+            raise RunError(
+                "--likelihood known-noise needs the noise of each target, which a file cannot "
+                "give; use it in Python: bayou.fit, or BayesRegressor with y (N, 2)"
+            )
         is_censored = name.startswith("censored-")
         if is_censored != (self.config.observed is not None):
             raise RunError(
@@ -310,6 +321,8 @@ class Run:
         """
         likelihood = self.likelihood(data).bind()
         outputs = (self.output_count(data.output_size),)
+        for _, y in (data.train, data.test):
+            likelihood.validate((len(y), *outputs), y)
         return bayou.diagnostics.baselines(likelihood, *data.train, outputs)
 
     # --- fits ----------------------------------------------------------------------------------
@@ -563,6 +576,18 @@ class Run:
                 f"`bayou resume {self.folder}` continues the run."
             )
         return notes
+
+
+def _note_order(class_names: Sequence[str]) -> list[str]:
+    """Return a note about the order of classes that are text, for which none was given."""
+    if all(number(name) is not None for name in class_names):
+        return []
+    first = ", ".join(map(repr, class_names[:MAX_NAMED_CLASSES]))
+    dots = ", ..." if len(class_names) > MAX_NAMED_CLASSES else ""
+    return [
+        f"The classes are ordered by the alphabet, from low to high: {first}{dots}. Is that their "
+        "order? --order FIRST,SECOND,... gives another."
+    ]
 
 
 def _with_original_targets(data: DataSet) -> DataSet:

@@ -246,7 +246,7 @@ class Service:
     def _columns_by_name(self, table: TablePreprocessor, rows: list[Any]) -> dict[str, list[Any]]:
         """Return rows that are objects as columns; a cell that is not there is missing."""
         inputs = [column.name for column in table.columns]
-        known = {*inputs, table.target, *table.dropped, table.id}
+        known = {*inputs, table.target, *table.dropped, table.id, table.observed}
         expected = f"the columns {quote_names(inputs)}"
         names: dict[str, None] = {}
         for number, row in enumerate(rows, 1):
