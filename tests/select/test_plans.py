@@ -130,8 +130,14 @@ def test_methods_that_are_compared_share_the_search_of_the_prior_scale(monkeypat
         select(gain=2.0)
         select(rows=rows.split(0.2, 0)[0])
         assert len(searches) == 6
+        x, y = rows.source
+        select(rows=rows.with_source((x, 1 - y)))  # other data with the same numbers of rows
+        select(rows=rows.with_source((-x, y)))
+        assert len(searches) == 8
+        assert select(rows=rows.with_source((x.clone(), y.clone()))) == alone
+        assert len(searches) == 8
     select()
-    assert len(searches) == 7
+    assert len(searches) == 9
 
 
 def test_a_plan_can_be_changed_and_fitted():
