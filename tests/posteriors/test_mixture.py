@@ -333,3 +333,18 @@ def test_a_component_that_builds_its_network_needs_none_of_its_own(monkeypatch):
     builds_network = property(lambda self: self is components[1])
     monkeypatch.setattr(type(components[1]), "builds_network", builds_network)
     assert not Mixture(components).networks_differ
+
+
+def test_components_with_different_layers_have_no_relevance_together():
+    """A network of infinite width has relevances of tensors that no other network has."""
+    data = (torch.cat([X, X.square()], 1), Y)
+    net = nn.Linear(2, 1, dtype=F64)
+    options = {"likelihood": bayou.Gaussian(0.3), "progress": False}
+    prior = bayou.Normal("fan_in", learn="in")
+    components = [
+        bayou.fit(net, data, bayou.VI(**SHORT), prior=prior, **options),
+        bayou.fit(net, data, bayou.methods.Wide(draws=1, passes=1), **options),
+    ]
+    for order in (components, components[::-1]):
+        with pytest.raises(ValueError, match="take those of each component"):
+            bayou.Mixture(order).relevance()
