@@ -176,6 +176,7 @@ class TwoInputs(nn.Module):
         refused("at most 3,000", data=table(3001)),
         refused("takes no prior", prior=bayou.Normal(1.0)),
         refused("got StudentT", likelihood=bayou.likelihoods.StudentT()),
+        refused("one noise for all outputs, got 2", likelihood=bayou.Gaussian((0.1, 0.2))),
         refused("is frozen", where="weight"),
         refused("y is constant", data=(table()[0], torch.ones(30, 1, dtype=F64))),
         refused(

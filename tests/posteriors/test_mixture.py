@@ -11,6 +11,9 @@ from torch.testing import assert_close
 import bayou
 from bayou.core.files import FileError
 from bayou.likelihoods import StudentT
+from bayou.likelihoods.joined import join_samples
+from bayou.likelihoods.known_noise import BoundKnownNoise
+from bayou.likelihoods.predictive import Predictive
 from bayou.operations import conformal
 from bayou.operations.export import export
 from bayou.posteriors import Empirical, Mixture
@@ -333,3 +336,36 @@ def test_a_component_that_builds_its_network_needs_none_of_its_own(monkeypatch):
     builds_network = property(lambda self: self is components[1])
     monkeypatch.setattr(type(components[1]), "builds_network", builds_network)
     assert not Mixture(components).networks_differ
+
+
+def test_components_with_different_layers_have_no_relevance_together():
+    """A network of infinite width has relevances of tensors that no other network has."""
+    data = (torch.cat([X, X.square()], 1), Y)
+    net = nn.Linear(2, 1, dtype=F64)
+    options = {"likelihood": bayou.Gaussian(0.3), "progress": False}
+    prior = bayou.Normal("fan_in", learn="in")
+    components = [
+        bayou.fit(net, data, bayou.VI(**SHORT), prior=prior, **options),
+        bayou.fit(net, data, bayou.methods.Wide(draws=1, passes=1), **options),
+    ]
+    for order in (components, components[::-1]):
+        with pytest.raises(ValueError, match="take those of each component"):
+            bayou.Mixture(order).relevance()
+
+
+def test_scores_of_a_mixture_compare_the_values_of_targets_that_have_more():
+    """With known noises y has two columns, and a prediction may have a variance of its own."""
+    generator = torch.Generator().manual_seed(0)
+    f = torch.randn(3, 5, 1, generator=generator)
+    with_variance = torch.rand(2, 5, 1, 2, generator=generator)
+    y = torch.cat([f[0], 0.5 + torch.rand(5, 1, generator=generator)], 1)
+    samples = [(BoundKnownNoise(), f), (BoundKnownNoise(has_variance=True), with_variance)]
+    joined = Predictive(*join_samples(samples))
+    outputs = torch.cat([torch.stack([f, torch.zeros_like(f)], -1), with_variance])
+    expected = Predictive(BoundKnownNoise(has_variance=True), outputs)
+    assert_close(joined.log_prob(y), expected.log_prob(y))
+    assert not joined.likelihood.is_linear_in_y
+    for score in (bayou.metrics.rmse, bayou.metrics.coverage):
+        assert_close(score(joined, y), score(expected, y))
+    exact = bayou.metrics.crps(expected, y)
+    assert bayou.metrics.crps(joined, y) == pytest.approx(exact, rel=0.1)  # by draws

@@ -10,8 +10,9 @@ from torch import nn
 import bayou
 from bayou.inference.method import Method
 from bayou.posteriors import Empirical, Mixture
-from bayou.select import Auto, plan
+from bayou.select import Auto, Plan, Recipe, plan
 from bayou.select.folds import SINGLE_FOLD_ROWS
+from bayou.select.search_run import stop_at_network
 from bayou.training.data import as_data
 
 NOISE = bayou.Gaussian(0.3)
@@ -137,6 +138,39 @@ def test_an_interruption_of_the_last_fit_keeps_the_finished_ones():
     assert isinstance(posterior, Mixture)
     assert posterior.members == 1
     assert posterior.stopped == "interrupted"
+
+
+@final
+@dataclass(frozen=True)
+class Searched(Recipe):
+    """A recipe of ``Line`` whose search for all rows ends by Ctrl-C; it notes its searches."""
+
+    line: Line
+    searches: list = field(default_factory=list, compare=False)
+    batch_size: int = 128
+
+    def make_plan(self, target, data, run):
+        rows = as_data(data, 128)
+        self.searches.append(rows.n)
+        if rows.n == 100:
+            raise stop_at_network(target)
+        return Plan(target, self.line, rows, run.seed)
+
+
+def test_an_interruption_of_a_search_of_all_rows_ends_the_fit():
+    """Neither the searches of other methods follow, nor the fits of those before."""
+    first = Line(0.8)
+    second, third = Searched(Line(1.2)), Searched(Line(1.0))
+    posterior = fit({"first": first, "second": second, "third": third})
+    assert posterior.stopped == "interrupted"
+    assert second.searches == [80, 80, 100]
+    assert third.searches == [80, 80]
+    assert first.rows == [80, 80]
+
+
+def test_one_row_cannot_be_held_out():
+    with pytest.raises(ValueError, match="auto holds out some of the rows, and there is 1 row"):
+        fit({"line": Line(1.0)}, rows=1)
 
 
 def test_a_plan_of_a_mixture_says_what_it_is():

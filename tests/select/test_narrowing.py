@@ -91,7 +91,9 @@ def test_the_network_of_bins_narrows_its_own_recipe():
 def test_a_resumed_search_has_the_same_correction(tmp_path):
     rows = numbers()
     options = {"checkpoint": tmp_path / "fit", "progress": False}
-    plans = [plan(by_name("ensemble", effort=0.1), target_of(rows), rows, **options) for _ in range(2)]
+    plans = [
+        plan(by_name("ensemble", effort=0.1), target_of(rows), rows, **options) for _ in range(2)
+    ]
     assert plans[0].narrowed == plans[1].narrowed
     assert plans[0].narrowed.correction.factor != 1
 

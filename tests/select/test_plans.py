@@ -130,8 +130,14 @@ def test_methods_that_are_compared_share_the_search_of_the_prior_scale(monkeypat
         select(gain=2.0)
         select(rows=rows.split(0.2, 0)[0])
         assert len(searches) == 6
+        x, y = rows.source
+        select(rows=rows.with_source((x, 1 - y)))  # other data with the same numbers of rows
+        select(rows=rows.with_source((-x, y)))
+        assert len(searches) == 8
+        assert select(rows=rows.with_source((x.clone(), y.clone()))) == alone
+        assert len(searches) == 8
     select()
-    assert len(searches) == 7
+    assert len(searches) == 9
 
 
 def test_a_plan_can_be_changed_and_fitted():
@@ -154,13 +160,15 @@ def test_a_method_object_is_its_own_plan():
     assert made.fit().plan == ""
 
 
-def test_ctrl_c_ends_the_search_with_the_network_as_it_is(monkeypatch):
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("rows", [numbers(), classes()], ids=["numbers", "classes"])
+def test_ctrl_c_ends_the_search_with_the_network_as_it_is(rows, first, monkeypatch):
+    """While its line is shown for the first time, too."""
     monkeypatch.setattr(progress, "REDRAW", 0.0)
-    rows = numbers()
     target = target_of(rows)
 
     def press(title, step, total, fields):
-        if step >= 1 and "choosing" in title:
+        if step >= first and "choosing" in title:
             signal.raise_signal(signal.SIGINT)
 
     made = plan("laplace", target, rows, seed=0, progress=press)

@@ -127,6 +127,7 @@ class BoundSelected(BoundLikelihood):
         self.shapes = [torch.Size(shape) for shape in shapes]
         self.event = torch.Size(event)
         self.support = likelihoods[0].support  # type: ignore[misc]
+        self.is_linear_in_y = all(item.is_linear_in_y for item in likelihoods)  # type: ignore[misc]
 
     @classmethod
     def join(cls, samples: Sequence[Sampled]) -> Sampled:
@@ -145,6 +146,20 @@ class BoundSelected(BoundLikelihood):
     def target_shape(self, f_shape: Sequence[int]) -> torch.Size:
         return torch.Size((*f_shape[:-1], *self.event))
 
+    def labels(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        first: BoundLikelihood = self.likelihoods[0]  # type: ignore[assignment]
+        return first.labels(y)
+
+    def for_targets(self, f: Tensor, y: Tensor) -> Sampled:
+        samples = [likelihood.for_targets(outputs, y) for likelihood, outputs in self._decoded(f)]
+        first, outputs = samples[0]
+        if all(_are_equal(first, likelihood) for likelihood, _ in samples[1:]):
+            number = f[..., -1].reshape(*f.shape[:-1], *[1] * (outputs.ndim - f.ndim + 1))
+            for k, (_, others) in enumerate(samples[1:], 1):
+                outputs = torch.where(number == k, others, outputs)
+            return first, outputs
+        return self._with_samples(f, samples, self.labels(y)[0].shape[1:])
+
     def pointwise(self, f: Tensor, y: Tensor) -> Tensor:
         return self._select(f, lambda likelihood, outputs: likelihood.pointwise(outputs, y))
 
@@ -159,6 +174,9 @@ class BoundSelected(BoundLikelihood):
 
     def cdf(self, f: Tensor, y: Tensor) -> Tensor:
         return self._select(f, lambda likelihood, outputs: likelihood.cdf(outputs, y))
+
+    def log_survival(self, f: Tensor, y: Tensor) -> Tensor:
+        return self._select(f, lambda likelihood, outputs: likelihood.log_survival(outputs, y))
 
     def sample(self, f: Tensor, n: int | None = None, seed: Seed = None) -> Tensor:
         return self._select(f, lambda likelihood, outputs: likelihood.sample(outputs, n, seed))
@@ -186,10 +204,13 @@ class BoundSelected(BoundLikelihood):
         ]
         return self._with_samples(f, samples)
 
-    def _with_samples(self, f: Tensor, samples: Sequence[Sampled]) -> Sampled:
+    def _with_samples(
+        self, f: Tensor, samples: Sequence[Sampled], event: Sequence[int] | None = None
+    ) -> Sampled:
         """Return the likelihoods and outputs that take the place of those of f, (S, B, W + 1)."""
         likelihoods = [likelihood for likelihood, _ in samples]
-        selected = BoundSelected(likelihoods, [out.shape[2:] for _, out in samples], self.event)
+        shapes = [outputs.shape[2:] for _, outputs in samples]
+        selected = BoundSelected(likelihoods, shapes, self.event if event is None else event)
         number = f[..., -1:]
         joined = selected._encode(samples[0][1], 0)
         for k, (_, outputs) in enumerate(samples[1:], 1):

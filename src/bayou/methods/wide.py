@@ -147,6 +147,11 @@ def _gaussian_likelihood(target: Target) -> BoundHomoscedastic:
             f"{type(target.likelihood_spec).__name__}; for classes, counts and other noise use "
             "laplace"
         )
+    if likelihood.log_scale.numel() > 1 and not likelihood.log_scale.requires_grad:
+        raise ValueError(
+            f"wide takes one noise for all outputs, got {likelihood.log_scale.numel()}; give their "
+            "ratios as units, Gaussian(noise, units=(...)), or use laplace"
+        )
     return likelihood
 
 

@@ -139,8 +139,17 @@ class Mixture(Posterior):
 
         Args:
             where: a pattern of tensor names, for other layers than the first.
+
+        Raises:
+            ValueError: if a component has none, or the components have different layers.
         """
         relevances = [component.relevance(where) for component in self.components]
+        if len({tuple(_shapes(relevance).items()) for relevance in relevances}) > 1:
+            raise ValueError(
+                "the components of this mixture have different layers, so that it has no relevance "
+                "of its own; take those of each component: "
+                "[c.relevance() for c in posterior.components]"
+            )
         means = {}
         for name in relevances[0]:
             values = torch.stack([relevance[name] for relevance in relevances])

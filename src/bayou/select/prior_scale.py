@@ -235,8 +235,8 @@ def _search_scale(
         candidates: the prior scales.
     """
     with Interrupt(), Progress("choosing the prior", candidates.passes, run.progress) as line:
-        line.announce()
         try:
+            line.announce()
             search = candidates.find(target, rows, line)
             parameters: Params = {}
             if target is not learned:

@@ -59,8 +59,8 @@ def select_ratio_and_shape(
     scales_by_fold: Scales = [()] * (len(folds) + 1)
     stages: list[Stage] = []
     with Progress("choosing noise and prior", len(noises), run.progress) as line, Interrupt():
-        line.announce()
         try:
+            line.announce()
             if is_deep:
                 scales_by_fold, stages = _select_input_scales(target, rows, folds, run)
             started = time.perf_counter()

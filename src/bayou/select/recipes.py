@@ -99,6 +99,7 @@ MAX_ROWS_OF_SLOW_METHODS: Final = 2000
 MAX_ROWS_OF_BINS: Final = 5000
 MAX_COMPONENTS: Final = 3  # of "auto", which are fitted again to all rows
 MIN_KEPT_WEIGHT: Final = 0.05  # of a method that is fitted again
+MIN_ROWS: Final = 2  # of "auto", so that one can be held out
 FEW_ROWS_FOLDS: Final = 2  # fifths held out below SINGLE_FOLD_ROWS
 # Weights, up to which a full curvature matrix costs no more than the training.
 MAX_FULL_WEIGHTS: Final = 3500
@@ -678,13 +679,27 @@ class Auto(Recipe):
     def _plans_of_all_rows(
         self, weights: Mapping[str, float], target: Target, data: Rows, run: SearchRun, count: int
     ) -> dict[str, Plan]:
-        """Return the plans of the methods with the largest weights for all rows."""
+        """Return the plans of the methods with the largest weights for all rows.
+
+        Args:
+            weights: of these methods, by name.
+            target: network, likelihood and prior.
+            data: all rows.
+            run: of the search.
+            count: of all stages, for the progress.
+
+        Raises:
+            SearchInterrupted: after Ctrl-C, with the posterior so far.
+        """
         first = count - self.most
         plans = {}
         for number, name in enumerate(weights):
             ending = f"{name}.all" if len(weights) > 1 else ""
             with stage(first + number, count, f"{name}, all rows"):
-                plans[name] = plan(self.methods[name], target.copy(), data, **run.options(ending))
+                selected = plan(self.methods[name], target.copy(), data, **run.options(ending))
+            if isinstance(selected.method, Fitted):
+                raise_if_stopped(selected.method.posterior)
+            plans[name] = selected
         return plans
 
     def _held_out_losses(
@@ -714,6 +729,7 @@ class Auto(Recipe):
                 **run.options(ending),
             )
             posterior = selected.fit(checkpoint=run.file(ending), progress=run.progress)
+            raise_if_stopped(posterior)
             posterior.held_out_index = held_out.index
             if self.spread is not None and posterior.target.likelihood.logits:
                 of_rows = tempered_held_out_nll(posterior, held_out, run.seed)
@@ -780,6 +796,11 @@ def _rows_to_hold_out(data: Data) -> Rows:
         raise ValueError(
             f"auto holds out some of the rows, which {type(data).__name__} does not support; "
             "give (x, y)"
+        )
+    if data.n < MIN_ROWS:
+        raise ValueError(
+            f"auto holds out some of the rows, and there is {data.n} row; give at least "
+            f"{MIN_ROWS}, or use ensemble"
         )
     return data
 

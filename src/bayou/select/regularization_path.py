@@ -209,9 +209,9 @@ def follow_path(
     stopped = "finished"
     title = f"{count} mode{'s' if count > 1 else ''}"
     with Progress(title, len(spec.steps) * passes, run.progress) as line, Interrupt():
-        line.announce()
         path.report = line.update
         try:
+            line.announce()
             for step, errors in enumerate(path.walk()):
                 line.update((step + 1) * passes, error=float(errors.mean()))
         except KeyboardInterrupt:

@@ -22,7 +22,7 @@ class SearchKey:
     """What a search depends on: its settings, its rows and the initial weights.
 
     Args:
-        settings: plain values, which are compared by ``==``.
+        settings: plain values, which are compared by ``==``; among them a digest of x and y.
         rows: the numbers of the rows.
         start: the initial weights by name.
     """
@@ -43,7 +43,8 @@ class SearchKey:
         """
         start = {name: value.detach().clone() for name, value in target.start().items()}
         problem = (repr(target.likelihood_spec), repr(target.prior), target.n)
-        return cls((run.seed, run.start, *problem, *settings), rows.index, start)
+        data = tuple(rows.fingerprint())
+        return cls((run.seed, run.start, *problem, data, *settings), rows.index, start)
 
     def equals(self, other: SearchKey) -> bool:
         """Return whether another search has the same settings, rows and weights.
