@@ -27,9 +27,10 @@ from bayou.core.progress import Show
 from bayou.data import load
 from bayou.inference.method import Method
 from bayou.select import Recipe, Training
+from bayou.select.auto import CANDIDATES
 from bayou.select.named import find
 from bayou.select.noise_and_prior import GAIN_OF_CLASSES, GAIN_OF_NUMBERS
-from bayou.select.recipes import CANDIDATES, NamedMethod
+from bayou.select.recipes import NamedMethod
 from experiments import study
 from experiments.defaults import COLUMNS, DIGITS, HEADS, LIMITS, TABLES, Arrays
 from experiments.study import Fit, Found

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from bayou.select.recipes import CANDIDATES
+from bayou.select.auto import CANDIDATES
 from experiments import choice
 from experiments.choice import DATA, candidates, rows
 from experiments.defaults import TABLES, Defaults

@@ -9,11 +9,11 @@ they are first used: the command line reads names and settings without torch.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from bayou.select.auto import Auto as Auto
     from bayou.select.layers import with_dropout as with_dropout
     from bayou.select.named import by_name as by_name, list_methods as list_methods
     from bayou.select.plans import Plan as Plan
     from bayou.select.recipes import (
-        Auto as Auto,
         HeldOut as HeldOut,
         NamedMethod as NamedMethod,
         Recipe as Recipe,

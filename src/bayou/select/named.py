@@ -251,7 +251,8 @@ def _bins(config: Training) -> Recipe:
 
 def _auto(config: Training) -> Recipe:
     """Make the mixture of several names."""
-    from bayou.select.recipes import CANDIDATES, Auto, NamedMethod
+    from bayou.select.auto import CANDIDATES, Auto
+    from bayou.select.recipes import NamedMethod
 
     methods: dict[str, Method | Recipe] = {}
     for name in CANDIDATES:
