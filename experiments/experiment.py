@@ -149,10 +149,10 @@ class Experiment:
         if isinstance(posterior, Guided) and isinstance(method, bayou.VI):
             train = (data.train[0].to(place), data.train[1].to(place))
             bound = bayou.elbo(posterior, train, samples=4, seed=0)
-            found["beta"] = method.beta
+            found["beta"] = method.kl_weight
             if bound.kind != "up to a constant":  # as with points that have a prior
                 found |= {"elbo": bound.value / data.n, "kl": bound.kl}
-            found["rise"] = rise(posterior.history, method.beta) / data.n
+            found["rise"] = rise(posterior.history, method.kl_weight) / data.n
         numbers = {name: found[name] for name in self.columns if name in found}
         curves = {}
         if (

@@ -102,7 +102,10 @@ PEERS: dict[str, Peer] = {
     "TabM": Peer(neural_peers.fit_tabm, ("tabm", "rtdl_num_embeddings"), max_rows=SLOW_ROWS),
     "bde": Peer(neural_peers.fit_bde, ("jax", "bde"), refused_rows=neural_peers.BDE_ROWS),
 }
-LABELS = (*(OWN + name for name in METHODS), *PEERS)
+DEFAULT = OWN + DEFAULT_METHOD_OF_FILES
+MODELS = (DEFAULT, *PEERS)  # which the page compares
+NAMES = tuple(OWN + name for name in METHODS if name != DEFAULT_METHOD_OF_FILES)
+LABELS = (*MODELS, *NAMES)
 
 
 def applies(label: str, table: Table) -> bool:
@@ -245,4 +248,4 @@ def title(label: str) -> str:
     Args:
         label: of the row.
     """
-    return f"{label} (default)" if label == OWN + DEFAULT_METHOD_OF_FILES else label
+    return f"{label} (default)" if label == DEFAULT else label

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, final
 
-LIMIT = 300.0  # seconds of a fit
+LIMIT = 600.0  # seconds of a fit
 GRACE = 20.0  # seconds for reading the table, beside the limit
 OK = "ok"
 OVER_TIME = "over time"

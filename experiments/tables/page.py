@@ -11,7 +11,7 @@ from typing import Any
 
 from experiments import study
 from experiments.study import Found
-from experiments.tables.contestants import LABELS, MODE, OWN, applies, title
+from experiments.tables.contestants import MODE, MODELS, NAMES, OWN, applies, title
 from experiments.tables.jobs import LIMIT, OK, OVER_TIME
 from experiments.tables.scores import CLASS_SCORES, NUMBER_SCORES
 from experiments.tables.sources import REPORTED, TABLES, TUNING, Table
@@ -45,10 +45,11 @@ PUBLISHED = {
     "bikesharing": {"bde": (0.2261, -0.7315), "TabPFN v2": (0.2103, -0.6856)},
 }
 INTRODUCTION = (
-    "`bayou train` as it comes, and by the names of single methods, beside models of other "
-    "libraries with the defaults of their documentation, on the same rows. UCI sets have their "
-    "published splits; of the others a fifth of the rows is tested on, generated tables on fresh "
-    "rows. Means are over the splits that every row was tried on. Scores are in the units of y. "
+    "`bayou train` as it comes beside models of other libraries with the defaults of their "
+    "documentation, on the same rows. UCI sets have their published splits; of the others a fifth "
+    "of the rows is tested on, generated tables on fresh rows. Numbers are means over splits ± one "
+    "standard error; where a model was tried on fewer splits than bayou, ranks and the best row "
+    "count by the mean difference on these splits. Scores are in the units of y. "
     "Times are processor seconds of the fit on one thread (with the prediction for other "
     "libraries), memory is that above the imports. Rows that give quantiles only have no NLL; a "
     "model without a noise of its own has that of held-out residuals. A fit that is over time was "
@@ -67,7 +68,8 @@ def render(heading: str, found: Found) -> str:
     lines = [f"# {heading}", "", INTRODUCTION, ""]
     for task in TASKS:
         lines += _summary(found, task)
-    lines += _behind_own_mode(found)
+    lines += _behind_best(found)
+    lines += _by_name(found)
     lines += _published(found)
     for group, group_title in GROUPS.items():
         names = [name for name, table in REPORTED.items() if table.group == group]
@@ -95,36 +97,72 @@ def select(found: Found, table: str, label: str) -> list[Row]:
     ]
 
 
-def mean_scores(found: Found, table: str, name: str) -> dict[str, float]:
-    """Return the mean of a score over the common splits of a table, by label.
+def mean_scores(
+    found: Found, table: str, name: str, labels: Sequence[str] = MODELS
+) -> dict[str, float]:
+    """Return the mean of a score over the splits of a table, by label.
 
-    Labels that have no score of one of these splits are left out.
+    The splits are those of the first label. A row that was tried on fewer of them counts by its
+    mean difference to the first label on these splits, so that easy splits favor no row. Labels
+    that have no score of a split that they were tried on are left out. Without the first label the
+    means are over common splits.
 
     Args:
         found: rows and runs.
         table: its name.
         name: of the score.
+        labels: of the rows that are compared; by default those of models, without names.
     """
-    splits = common_splits(found, table)
+    values = {label: _scores_of_splits(found, table, label, name) for label in labels}
+    base = values[labels[0]]
+    if not base or None in base.values():
+        return _means_of_common_splits(found, table, values)
     means: dict[str, float] = {}
-    for label in LABELS:
-        values = {row["seed"]: row.get(name) for row in select(found, table, label)}
-        known = [value for split in splits if (value := values.get(split)) is not None]
+    for label, scores in values.items():
+        shared = [split for split in scores if split in base]
+        if not shared or any(scores[split] is None for split in shared):
+            continue
+        differences = [scores[split] - base[split] for split in shared]  # type: ignore[operator]
+        means[label] = fmean(base.values()) + fmean(differences)  # type: ignore[arg-type]
+    return means
+
+
+def _scores_of_splits(found: Found, table: str, label: str, name: str) -> dict[int, float | None]:
+    """Return a score of the splits that a row was tried on; None where there is no score."""
+    return {
+        row["seed"]: row.get(name) if row["status"] == OK else None
+        for row in found["rows"]
+        if row["data"] == table
+        and row["label"] == label
+        and not row["status"].startswith("not run")
+    }
+
+
+def _means_of_common_splits(
+    found: Found, table: str, values: Mapping[str, Mapping[int, float | None]]
+) -> dict[str, float]:
+    """Return the means over the splits that every row was tried on."""
+    splits = common_splits(found, table, tuple(values))
+    means: dict[str, float] = {}
+    for label, scores in values.items():
+        known = [value for split in splits if (value := scores.get(split)) is not None]
         if known and len(known) == len(splits):
             means[label] = fmean(known)
     return means
 
 
-def common_splits(found: Found, table: str) -> set[int]:
+def common_splits(found: Found, table: str, labels: Sequence[str] = MODELS) -> set[int]:
     """Return the splits of a table on which every row was tried that was tried on any.
 
     Args:
         found: rows and runs.
         table: its name.
+        labels: of the rows that are compared; by default those of models, without names.
     """
     by_label: dict[str, set[int]] = {}
     for row in found["rows"]:
-        if row["data"] == table and not row["status"].startswith("not run"):
+        is_tried = row["data"] == table and not row["status"].startswith("not run")
+        if is_tried and row["label"] in labels:
             by_label.setdefault(row["label"], set()).add(row["seed"])
     return set.intersection(*by_label.values()) if by_label else set()
 
@@ -158,7 +196,7 @@ def complete_scores(found: Found, table: Table, name: str) -> dict[str, float]:
         name: of the score.
     """
     scores = mean_scores(found, table.name, name)
-    for label in LABELS:
+    for label in MODELS:
         has_score = any(
             row.get(name) is not None
             for other in TABLES.values()
@@ -193,8 +231,8 @@ def _summary(found: Found, task: str) -> list[str]:
         f"| {' | '.join(heads)} |",
         f"|---|{'---:|' * (len(heads) - 1)}",
     ]
-    order = {label: _mean_rank(by_second, label) for label in LABELS}
-    for label in sorted(LABELS, key=lambda name: order[name]):
+    order = {label: _mean_rank(by_second, label) for label in MODELS}
+    for label in sorted(MODELS, key=lambda name: order[name]):
         rows = [row for table in tables for row in select(found, table.name, label)]
         if not rows:
             continue
@@ -241,15 +279,90 @@ def _count_behind(tables: Sequence[Mapping[str, float]], label: str) -> str:
     return f"{count} of {len(mine)}"
 
 
-def _behind_own_mode(found: Found) -> list[str]:
-    """Return where a method of bayou has a higher NLL than the mode it stands on."""
+def _behind_best(found: Found) -> list[str]:
+    """Return the tables on which the default of bayou has a higher NLL than some other model."""
+    default = MODELS[0]
     lines = []
-    for label in LABELS:
-        if not label.startswith(OWN) or label == OWN + MODE:
+    for name in REPORTED:
+        scores = mean_scores(found, name, "nll")
+        best = min(scores, key=lambda label: scores[label], default=default)
+        if default not in scores or scores[default] <= scores[best] + MARGIN:
             continue
+        differences = paired_differences(found, name, "nll", default, best)
+        lines.append(f"| {name} | {best} | {study.cell(differences, 3)} | {len(differences)} |")
+    if not lines:
+        return []
+    return [
+        f"## Where {title(default)} is behind the best model by more than {MARGIN} nats",
+        "",
+        "Mean difference of the NLL over the splits of both, ± one standard error over splits.",
+        "",
+        "| data | best model | NLL behind it | splits |",
+        "|---|---|---:|---:|",
+        *lines,
+        "",
+    ]
+
+
+def paired_differences(
+    found: Found, table: str, name: str, label: str, other: str
+) -> list[float | None]:
+    """Return a score of one row minus that of another, one for each split that both have.
+
+    Args:
+        found: rows and runs.
+        table: its name.
+        name: of the score.
+        label: of the row.
+        other: the label of the row that is subtracted.
+    """
+    subtracted = {row["seed"]: row.get(name) for row in select(found, table, other)}
+    return [
+        row[name] - value
+        for row in select(found, table, label)
+        if row.get(name) is not None and (value := subtracted.get(row["seed"])) is not None
+    ]
+
+
+def _by_name(found: Found) -> list[str]:
+    """Return the NLL of single methods of bayou beside their mode and the default mixture."""
+    labels = (MODELS[0], *NAMES)
+    by_table: dict[str, dict[str, float]] = {}
+    for name in REPORTED:
+        scores = mean_scores(found, name, "nll", labels)
+        if sum(label in scores for label in NAMES) > 1:
+            by_table[name] = scores
+    if not by_table:
+        return []
+    titles = [title(label).removeprefix(OWN) for label in labels]
+    lines = []
+    for name, scores in by_table.items():
+        texts = [f"{scores[label]:.3f}" if label in scores else "" for label in labels]
+        count = len(common_splits(found, name, tuple(scores)))
+        lines.append(f"| {name} | {' | '.join(texts)} | {count} |")
+    return [
+        "## Single methods, by name",
+        "",
+        "Mean NLL over the splits of the first; of a method with fewer splits by the mean difference.",
+        "",
+        f"| data | {' | '.join(titles)} | splits |",
+        f"|---|{'---:|' * (len(labels) + 1)}",
+        *lines,
+        "",
+        *_behind_own_mode(by_table),
+    ]
+
+
+def _behind_own_mode(by_table: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Return where a method of bayou has a higher NLL than the mode.
+
+    Args:
+        by_table: NLL by table and label.
+    """
+    lines = []
+    for label in (*NAMES, MODELS[0]):
         losses = []
-        for name in REPORTED:
-            scores = mean_scores(found, name, "nll")
+        for name, scores in by_table.items():
             if label in scores and OWN + MODE in scores:
                 difference = scores[label] - scores[OWN + MODE]
                 if difference > MARGIN:
@@ -257,16 +370,15 @@ def _behind_own_mode(found: Found) -> list[str]:
         if losses:
             lines.append(f"- `{label.removeprefix(OWN)}`: {', '.join(losses)}")
     if not lines:
-        return []
-    head = f"## Behind `map` by more than {MARGIN} nats"
-    return [head, "", *lines, ""]
+        return [f"No method is behind `map` by more than {MARGIN} nats on any of them.", ""]
+    return [f"Behind `map` by more than {MARGIN} nats:", "", *lines, ""]
 
 
 def _published(found: Found) -> list[str]:
     """Return airfoil and bike sharing in standard deviations of y, beside published figures."""
     lines = []
     for name, figures in PUBLISHED.items():
-        for label in LABELS:
+        for label in MODELS:
             rows = [row for row in select(found, name, label) if row.get("nll") is not None]
             if rows:
                 rmse = [row["rmse"] / row["scale"] for row in rows]
@@ -326,7 +438,7 @@ def _table_lines(found: Found, name: str, columns: Sequence[str]) -> list[str]:
         if column not in ("coverage", "width")
     }
     lines = []
-    for label in LABELS:
+    for label in MODELS:
         rows = select(found, name, label)
         if not rows:
             continue

@@ -146,6 +146,7 @@ def main() -> None:
     parser.add_argument("files", type=Path, nargs="+", help="of JSON lines; the first is continued")
     parser.add_argument("--join", action="store_true", help="put their rows into the results")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--where", help="with --join: what made the rows; by default this machine")
     parser.add_argument("--data", nargs="*", default=(), help="tables; all by default")
     parser.add_argument("--only", nargs="*", default=(), help="labels of rows; all by default")
     parser.add_argument("--splits", type=int, default=None, help="the first of them")
@@ -158,7 +159,7 @@ def main() -> None:
     if options.join:
         rows = {name: row for path in options.files for name, row in read_lines(path).items()}
         command = "python -m experiments.tables.run rows.jsonl"
-        for path in join(list(rows.values()), options.out, command):
+        for path in join(list(rows.values()), options.out, command, options.where):
             print(path)
         return
     jobs = list_jobs(options.data, options.only, options.splits)

@@ -20,7 +20,7 @@ SPLITS = 5
 
 
 def list_jobs(data: Sequence[str], only: Sequence[str], splits: int | None) -> list[Job]:
-    """Return the jobs: splits × tables × rows.
+    """Return the jobs: splits × tables × rows. A split by time is one split.
 
     Args:
         data: names of tables; all by default.
@@ -37,7 +37,7 @@ def list_jobs(data: Sequence[str], only: Sequence[str], splits: int | None) -> l
         for split in range(splits or SPLITS)
         for name in names
         for label in labels
-        if applies(label, TABLES[name])
+        if applies(label, TABLES[name]) and (split == 0 or TABLES[name].split_by_time is None)
     ]
 
 
@@ -107,18 +107,21 @@ def short_row(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name != "notes"}
 
 
-def join(rows: Sequence[dict[str, Any]], folder: Path, command: str) -> list[Path]:
+def join(
+    rows: Sequence[dict[str, Any]], folder: Path, command: str, where: str | None = None
+) -> list[Path]:
     """Put rows of files of JSON lines into the results, and return what was written.
 
     Args:
         rows: of ``experiments.tables.run``; they replace rows of the same job.
         folder: of the results.
         command: that made the rows.
+        where: the versions and the machine that made the rows; those of this process by default.
     """
     experiment = Tables()
     found = study.read(experiment, folder)
     described = {"command": command, "commit": study.commit(), "made": str(date.today())}
-    described["where"] = study.where("cpu")
+    described["where"] = where or study.where("cpu")
     found["runs"].append(described)
     kept = {study.key(row): row for row in found["rows"]}
     for row in rows:
