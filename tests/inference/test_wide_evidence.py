@@ -109,6 +109,35 @@ def test_a_known_noise_stays_as_it_is():
     assert points[0, -1] == evidence.center[-1]
 
 
+def test_inputs_of_a_group_share_a_scale_and_have_a_narrow_prior():
+    x, y = table()
+    groups = torch.tensor([0, 1, 1, 2, 2])
+    evidence = WideEvidence(2 * x, y, LOG_STD, groups=groups)
+    point = evidence.center + 0.2 * noise(12, seed=3)
+    logs = point[:5] + point[5:8][groups] + point[8]
+    torch.testing.assert_close(evidence.scales(point, 0).inputs, logs.exp())
+    assert evidence.center[8] == pytest.approx(-0.5 * math.log(4 * x.var(0, correction=0).sum()))
+
+    def loss(point):
+        scales = evidence.scales(point, 0)
+        covariance = wide_kernel("erf", 2 * x, 2 * x, scales)
+        covariance = covariance + scales.noise_variance * torch.eye(20, dtype=F64)
+        stds = torch.tensor([1.0] * 5 + [LOG_STD] * 6 + [1.0], dtype=F64)
+        prior = 0.5 * ((point - evidence.center) / stds).square().sum()
+        normal = MultivariateNormal(torch.zeros(20, dtype=F64), covariance)
+        return prior - normal.log_prob(y.T).sum()
+
+    logs = point.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(logs), logs)
+    values, gradients = evidence.evaluate(point[None], torch.zeros(1, dtype=torch.long))
+    constant = y.numel() / 2 * math.log(2 * math.pi)
+    torch.testing.assert_close(values[0], loss(point) - constant)
+    torch.testing.assert_close(gradients[0], gradient)
+    deviation = (point - evidence.center) / evidence.log_stds
+    expected = -float(loss(point)) + 0.5 * float(deviation.square().sum())
+    assert evidence.log_evidence(point) == pytest.approx(expected)
+
+
 def test_scales_out_of_range_are_a_trial_that_is_too_far():
     x, y = table()
     evidence = WideEvidence(x, y, LOG_STD)

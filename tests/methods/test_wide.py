@@ -108,6 +108,57 @@ def test_the_evidence_is_the_density_of_y_at_the_most_probable_scales():
     assert posterior.log_evidence == pytest.approx(float(normal.log_prob(3 * y[:, 0] + 1)))
 
 
+STEPS = Wide(draws=2, passes=10, thresholds=20)
+
+
+def steps(rows=60, seed=0):
+    """Thresholds of three of four columns, with noise of .1."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(rows, 4, generator=generator, dtype=F64)
+    y = (x[:, :1] > 0.5) * (x[:, 1:2] > 0.3) + 0.5 * (x[:, 2:3] > 0.7)
+    return x, y + 0.1 * torch.randn(rows, 1, generator=generator, dtype=F64)
+
+
+def test_thresholds_learn_steps_that_smooth_units_blur():
+    x, y = steps(1000, seed=1)
+    rows = steps(300)
+    posterior = fit(rows, Wide(draws=2, passes=40, thresholds=128))
+    assert posterior.members == 2
+    assert posterior.stopped == "finished"
+    assert [trial["part"] for trial in posterior.selection[0]["trials"]] == [0, 1]
+    relevance = posterior.relevance()["hidden_weight"]
+    assert relevance.shape == (4,)
+    assert relevance[3] < 0.5 * relevance[:3].min()
+    nll = -posterior.predict(x).log_prob(y).mean()
+    smooth = -fit(rows, Wide(draws=1, units="erf")).predict(x).log_prob(y).mean()
+    assert nll < smooth - 0.2
+    low, high = posterior.predict(x).interval(0.9)
+    assert 0.8 < float(((y >= low) & (y <= high)).double().mean()) < 0.98
+
+
+def test_thresholds_of_constant_and_wide_tables():
+    x, y = table(20, 70)
+    x[:, 0] = 2.0
+    assert fit((x, y), STEPS).predict(x).log_prob(y).isfinite().all()
+    x, y = table(4, 1)
+    assert fit((x, y), STEPS).predict(x).log_prob(y).isfinite().all()
+
+
+@pytest.mark.parametrize("writes", [1, 2])
+def test_a_stopped_search_of_parts_continues_bit_for_bit(writes, tmp_path, monkeypatch):
+    expected = fit(steps(), STEPS)
+    stop_after(writes, monkeypatch, lambda: fit(steps(), STEPS, checkpoint=tmp_path / "run"))
+    continued = fit(steps(), STEPS, checkpoint=tmp_path / "run")
+    assert torch.equal(continued.log_scales, expected.log_scales)
+
+
+def test_thresholds_are_a_setting_that_old_checkpoints_do_not_have():
+    from bayou.core.specs import to_json
+
+    assert "thresholds" not in to_json(Wide())["fields"]
+    assert "thresholds" in to_json(STEPS)["fields"]
+
+
 def test_a_known_noise_is_kept():
     posterior = fit(table(), likelihood=bayou.Gaussian(0.3))
     aleatoric = posterior.predict(table()[0]).aleatoric_std
@@ -191,7 +242,9 @@ def test_what_it_cannot_do_is_refused_with_the_way_out(words, options):
         bayou.fit(options.pop("net"), options.pop("data"), QUICK, progress=False, **options)
 
 
-@pytest.mark.parametrize("options", [{"draws": 0}, {"passes": 0.5}, {"units": "tanh"}])
+@pytest.mark.parametrize(
+    "options", [{"draws": 0}, {"passes": 0.5}, {"units": "tanh"}, {"thresholds": -1}]
+)
 def test_settings_are_checked(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         Wide(**options)
@@ -201,8 +254,8 @@ class Killed(BaseException):
     """Nothing catches it."""
 
 
-@pytest.mark.parametrize("writes", [1, 2])
-def test_a_stopped_run_continues_bit_for_bit(writes, tmp_path, monkeypatch, posterior):
+def stop_after(writes, monkeypatch, run):
+    """Run until a number of checkpoints are written."""
     count = 0
 
     def write_then_stop(*arguments):
@@ -216,7 +269,12 @@ def test_a_stopped_run_continues_bit_for_bit(writes, tmp_path, monkeypatch, post
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "write_file", write_then_stop)
         with pytest.raises(Killed):
-            fit(table(), checkpoint=tmp_path / "run")
+            run()
+
+
+@pytest.mark.parametrize("writes", [1, 2])
+def test_a_stopped_run_continues_bit_for_bit(writes, tmp_path, monkeypatch, posterior):
+    stop_after(writes, monkeypatch, lambda: fit(table(), checkpoint=tmp_path / "run"))
     continued = fit(table(), checkpoint=tmp_path / "run")
     assert torch.equal(continued.log_scales, posterior.log_scales)
     with pytest.raises(bayou.posteriors.FileError, match="another run"):
@@ -238,3 +296,110 @@ def test_it_is_exported_as_one_graph(posterior):
     expected = posterior.predict(x, 4, seed=0)
     torch.testing.assert_close(program(x)["mean"], expected.mean)
     torch.testing.assert_close(program(x)["std"], expected.std)
+
+
+# --- noise that depends on x -----------------------------------------------------------------------
+
+VARIED = Wide(draws=2, passes=20, varied_noise=True)
+
+
+def varied_table(rows=150, seed=0):
+    """Noise of standard deviation exp(−2 + x₂), the function sin(2x₁)."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(rows, 2, generator=generator, dtype=F64) * 4 - 2
+    std = torch.exp(-2 + x[:, 1:])
+    return x, torch.sin(2 * x[:, :1]) + std * torch.randn(rows, 1, generator=generator, dtype=F64)
+
+
+@pytest.fixture(scope="module")
+def varied():
+    return fit(varied_table(), VARIED)
+
+
+def test_the_noise_follows_x(varied):
+    """The log of its standard deviation is −2 + x₂ within .5, a standard error of 1/√(2·10)."""
+    grid = torch.tensor([[0.0, -1.5], [0.0, 0.0], [0.0, 1.5]], dtype=F64)
+    predictive = varied.predict(grid)
+    logs = predictive.aleatoric_std.log()[:, 0]
+    assert (logs - (-2 + grid[:, 1])).abs().max() < 0.5
+    x, y = varied_table(500, seed=1)
+    truth = torch.distributions.Normal(torch.sin(2 * x[:, :1]), torch.exp(-2 + x[:, 1:]))
+    excess = truth.log_prob(y).mean() - varied.predict(x).log_prob(y).mean()
+    constant = truth.log_prob(y).mean() - fit(varied_table()).predict(x).log_prob(y).mean()
+    assert excess < 0.15 < 0.4 < constant
+
+
+def test_given_the_noise_of_each_row_it_is_the_exact_posterior(varied):
+    """Mean and variance are those of the Gaussian process with a known diagonal."""
+    wide = varied.wide
+    x = varied_table(5, seed=2)[0]
+    factors = varied.noise(wide.rows).exp()
+    assert float(factors.mean()) == pytest.approx(1.0)
+    means, variances = varied.function(x)
+    for index in range(varied.members):
+        scales = PriorScales.from_logs(varied.log_scales[index])
+        kernel = wide_kernel(wide.units, wide.inputs, wide.inputs, scales)
+        diagonal = scales.noise.square() * factors + 1e-6
+        inverse = torch.linalg.inv(kernel + torch.diag(diagonal))
+        cross = wide_kernel(wide.units, wide.standardize(x), wide.inputs, scales)
+        prior = wide_kernel(wide.units, wide.standardize(x), wide.standardize(x), scales)
+        mean = cross @ inverse @ wide.outputs * wide.target_scale + wide.target_shift
+        variance = (prior - cross @ inverse @ cross.T).diagonal() * wide.target_scale.square()
+        torch.testing.assert_close(means[index], mean, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(variances[index, :, 0], variance, rtol=1e-4, atol=1e-8)
+
+
+def test_functions_are_drawn_with_the_same_noise(varied):
+    """400 functions: the mean within six standard errors, the noise as it is in closed form."""
+    x = varied_table(6, seed=2)[0]
+    exact = varied.predict(x)
+    functions = varied.predict(x, 400, seed=1)
+    error = 6 * exact.epistemic_std / 400**0.5
+    assert ((functions.mean - exact.mean).abs() < error + 1e-9).all()
+    torch.testing.assert_close(functions.aleatoric_std, exact.aleatoric_std, rtol=0.05, atol=0)
+
+
+def test_varied_noise_is_saved_and_has_units(varied, tmp_path):
+    x, y = varied_table()
+    with pytest.warns(UnitsWarning):
+        scaled = fit((50 + 20 * x, 1000 * y - 7), VARIED)
+    expected, predictive = varied.predict(x), scaled.predict(50 + 20 * x)
+    torch.testing.assert_close(
+        predictive.aleatoric_std, 1000 * expected.aleatoric_std, rtol=1e-3, atol=0
+    )
+    scaled.save(tmp_path / "p.bayou")
+    loaded = bayou.load(tmp_path / "p.bayou", nn.Linear(1, 1))
+    assert torch.equal(loaded.predict(x).outputs, scaled.predict(x).outputs)
+    assert torch.equal(loaded.predict(x, 3).outputs, scaled.predict(x, 3).outputs)
+
+
+def test_by_name_varied_noise_is_in_the_units_of_the_user():
+    x, y = varied_table()
+    assert bayou.select.by_name("wide-noise", effort=0.2) == Wide(3, 20, varied_noise=True)
+    posterior = fit((50 + 20 * x, 1000 * y - 7), "wide-noise")
+    predictive = posterior.predict(50 + 20 * x)
+    low, high = predictive.interval(0.9)
+    covered = ((1000 * y - 7 >= low) & (1000 * y - 7 <= high)).double().mean()
+    assert 0.8 < float(covered) < 0.98
+    assert float(predictive.aleatoric_std.max() / predictive.aleatoric_std.min()) > 5
+
+
+def test_thresholds_have_one_noise():
+    with pytest.raises(ValueError, match="thresholds or a varied noise, not both"):
+        Wide(thresholds=8, varied_noise=True)
+
+
+def test_a_known_noise_does_not_vary():
+    with pytest.raises(ValueError, match="the noise is known"):
+        fit(varied_table(), VARIED, likelihood=bayou.Gaussian(0.3))
+
+
+def test_an_interrupted_fit_of_varied_noise_goes_on(varied, tmp_path):
+    """From the file after the search, which has the noise, to the same posterior."""
+    file = tmp_path / "run.ckpt"
+    whole = fit(varied_table(), VARIED, checkpoint=file)
+    again = fit(varied_table(), VARIED, checkpoint=file)
+    for other in (whole, again):
+        assert torch.equal(other.log_scales, varied.log_scales)
+        x = varied_table(5, seed=2)[0]
+        assert torch.equal(other.predict(x).outputs, varied.predict(x).outputs)

@@ -9,6 +9,7 @@ from bayou.network.wide import (
     PriorScales,
     WideNetwork,
     activate,
+    find_thresholds,
     wide_kernel,
     wide_variance,
 )
@@ -78,6 +79,40 @@ def test_rows_and_targets_are_standardized_inside():
     torch.testing.assert_close(net.restore(net.outputs), y)
     with pytest.raises(ValueError, match=r"4 columns; give \(rows, 4\)"):
         net(x[:, :3].float())
+
+
+def test_thresholds_are_middles_between_values_evenly_by_rows():
+    few = torch.tensor([3.0, 1.0, 1.0, 7.0], dtype=F64)
+    assert find_thresholds(few, 5).tolist() == [2.0, 5.0]
+    assert not len(find_thresholds(few, 0))
+    assert not len(find_thresholds(torch.tensor([0.0, 1.0, 1.0], dtype=F64), 5))
+    column = noise(100)
+    thresholds = find_thresholds(column, 4)
+    above = (column > thresholds[:, None]).sum(1)
+    assert above.tolist() == [79, 59, 39, 19]
+    middles = column.sort().values.unfold(0, 2, 1).mean(1)
+    assert torch.isin(thresholds, middles).all()
+    ties = torch.cat([torch.zeros(95, dtype=F64), torch.arange(5, dtype=F64)])
+    assert find_thresholds(ties, 3).tolist() == [0.5]
+
+
+def test_units_see_columns_and_what_they_are_above():
+    x = torch.tensor([[0.0, 5.0], [2.0, 7.0], [4.0, 5.0], [6.0, 7.0]], dtype=F64).repeat(3, 1)
+    net = WideNetwork("erf", x, noise(12, 1), torch.ones(()), F64, thresholds=3)
+    # 12 rows allow two thresholds; the second column has two values
+    assert net.threshold.tolist() == [3.0, 5.0]
+    assert net.columns.tolist() == [0, 1, 0, 0]
+    assert net.groups.tolist() == [0, 1, 2, 2]
+    inputs = net.standardize(torch.tensor([[4.0, 7.0]], dtype=F64))
+    torch.testing.assert_close(inputs[0], torch.tensor([5**-0.5, 1.0, 0.5, -0.5], dtype=F64))
+    assert net.hidden_weight.shape == (1000, 4)
+    assert net.log_scales.shape == (7,)
+
+
+def test_a_wide_table_has_fewer_thresholds():
+    net = WideNetwork("erf", noise(60, 200), noise(60, 1), torch.ones(()), F64, thresholds=12)
+    assert len(net.threshold) == 200 * 5
+    assert not len(WideNetwork("erf", noise(60, 2), noise(60, 1), torch.ones(()), F64).threshold)
 
 
 def test_a_network_without_draws_predicts_the_mean_of_y():

@@ -15,7 +15,7 @@ from bayou.priors import Normal
 
 F64 = torch.float64
 DRAWS = 600
-UNITS = pytest.mark.parametrize("units", ["erf", "relu"])
+UNITS = pytest.mark.parametrize("units", ["erf", "relu", "thresholds"])
 
 
 def noise(*shape, seed=0):
@@ -28,11 +28,17 @@ NEW = noise(4, 2, seed=2)
 
 
 def posterior_of(units="erf", draws=2):
-    """Draws of the scales at random; y has two columns with units 1 and 2."""
-    net = WideNetwork(units, X, Y, torch.tensor([1.0, 2.0], dtype=F64), F64)
+    """Draws of the scales at random; y has two columns with units 1 and 2.
+
+    "thresholds" are erf units that see two thresholds of each column, too.
+    """
+    thresholds = 2 if units == "thresholds" else 0
+    kind = "erf" if thresholds else units
+    net = WideNetwork(kind, X, Y, torch.tensor([1.0, 2.0], dtype=F64), F64, thresholds)
     likelihood = bayou.Gaussian(0.5, learn=True, units=(1.0, 2.0))
     target = Target.build(net, likelihood, Normal(1.0), 12)
-    logs = torch.tensor([0.2, -0.1, 0.0, 0.3, -1.0], dtype=F64) + 0.3 * noise(draws, 5, seed=3)
+    center = torch.tensor([0.2, -0.1, *[0.1] * len(net.threshold), 0.0, 0.3, -1.0], dtype=F64)
+    logs = center + 0.3 * noise(draws, len(center), seed=3)
     posterior = WidePosterior(target, Network(target.net), logs)
     posterior.stopped = "finished"
     posterior.network.net.eval()
@@ -144,8 +150,9 @@ def test_blocks_of_rows_change_nothing():
     torch.testing.assert_close(outputs, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_a_file_holds_the_rows_and_needs_no_network_of_its_own(tmp_path):
-    posterior = posterior_of("relu")
+@UNITS
+def test_a_file_holds_the_rows_and_needs_no_network_of_its_own(units, tmp_path):
+    posterior = posterior_of(units)
     posterior.save(tmp_path / "p.bayou")
     loaded = bayou.load(tmp_path / "p.bayou", nn.Linear(3, 4))
     assert torch.equal(loaded.predict(NEW).outputs, posterior.predict(NEW).outputs)
@@ -154,14 +161,32 @@ def test_a_file_holds_the_rows_and_needs_no_network_of_its_own(tmp_path):
     assert repr(loaded) == repr(posterior)
 
 
-def test_a_file_with_other_units_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"units_of_network": "step"}, "units_of_network.*erf or relu"),
+        ({"thresholds": -1}, "thresholds.*a whole number"),
+    ],
+)
+def test_a_file_with_other_units_is_refused(entry, words, tmp_path):
     from bayou.core.files import read_file, write_file
 
     posterior_of().save(tmp_path / "p.bayou")
     tensors, config = read_file(tmp_path / "p.bayou")
-    write_file(tmp_path / "p.bayou", tensors, config | {"units_of_network": "step"})
-    with pytest.raises(FileError, match="units_of_network.*erf or relu"):
+    write_file(tmp_path / "p.bayou", tensors, config | entry)
+    with pytest.raises(FileError, match=words):
         bayou.load(tmp_path / "p.bayou", nn.Linear(1, 1))
+
+
+def test_a_file_of_an_earlier_version_has_no_thresholds(tmp_path):
+    from bayou.core.files import read_file, write_file
+
+    posterior_of().save(tmp_path / "p.bayou")
+    tensors, config = read_file(tmp_path / "p.bayou")
+    config.pop("thresholds")
+    write_file(tmp_path / "p.bayou", tensors, config)
+    loaded = bayou.load(tmp_path / "p.bayou", nn.Linear(1, 1))
+    assert torch.equal(loaded.predict(NEW).outputs, posterior_of().predict(NEW).outputs)
 
 
 def test_a_mixture_with_itself_predicts_as_before(tmp_path):
@@ -187,3 +212,24 @@ def test_relevance_is_that_of_the_prior_scales():
     scales = posterior.log_scales[0, :2].exp()
     relevance = posterior.relevance()["hidden_weight"]
     torch.testing.assert_close(relevance, scales / scales.max())
+
+
+def test_the_relevance_of_a_column_counts_its_thresholds():
+    """The standard deviation of the inputs of a unit that a column causes."""
+    posterior = posterior_of("thresholds", draws=1)
+    wide = posterior.wide
+    parts = (wide.inputs * posterior.log_scales[0, :-3].exp()).var(0, correction=0)
+    columns = [parts[wide.columns == number].sum().sqrt() for number in range(2)]
+    relevance = posterior.relevance()["hidden_weight"]
+    torch.testing.assert_close(relevance, torch.stack(columns) / max(columns))
+
+
+def test_a_function_with_thresholds_jumps_there_only():
+    posterior = posterior_of("thresholds")
+    threshold = posterior.wide.threshold[0]
+    x = NEW[:1].repeat(4, 1)
+    x[:, 0] = threshold + torch.tensor([-2e-9, -1e-9, 1e-9, 2e-9], dtype=F64)
+    mean = posterior.predict(x).mean[:, 0]
+    steps = mean.diff().abs()
+    assert steps[1] > 1e-3
+    assert max(steps[0], steps[2]) < 1e-6

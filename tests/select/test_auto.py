@@ -9,6 +9,7 @@ from torch import nn
 
 import bayou
 from bayou.inference.method import Method
+from bayou.network.target import Target
 from bayou.posteriors import Empirical, Mixture
 from bayou.select import Auto, Plan, Recipe, plan
 from bayou.select.folds import SINGLE_FOLD_ROWS
@@ -220,3 +221,15 @@ def test_a_method_that_does_not_suit_the_rows_is_not_tried():
     posterior = bayou.fit(nn.Linear(2, 2), (x, y), Auto(methods), progress=False)
     assert "failed" not in posterior.choice
     assert [trial["method"] for trial in posterior.selection[0]["trials"]] == ["map"]
+
+
+def test_ratings_have_no_noise_that_depends_on_x():
+    """Rows that repeat with their y would have no noise, and an infinite density at one value."""
+    x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+    methods = bayou.select.by_name("auto")
+    for y, expected in ((x[:, :1], True), ((2 * x[:, :1]).round(), False)):
+        net = nn.Linear(2, 1)
+        target = Target.build(net, bayou.Gaussian(0.5, learn=True), None, 200)
+        suitable = methods._suitable_for(target, as_data((x, y), 50))
+        assert ("wide-noise" in suitable.methods) == expected
+        assert "wide" in suitable.methods

@@ -49,12 +49,25 @@ def test_it_answers_in_the_units_of_the_user_and_covers(posterior):
     assert float((prediction.mean - y).square().mean().sqrt()) < 300
     low, high = prediction.interval(0.9)
     coverage = float(((low <= y) & (y <= high)).double().mean())
-    assert 0.8 < coverage <= 1.0  # 250 training rows and a search: far from nominal is a defect
-    assert "network of tables: 3 columns of numbers in up to 16 bins" in posterior.plan
+    assert 0.75 < coverage <= 1.0  # 250 training rows and a search: far from nominal is a defect
+    assert "infinite width with up to 128 thresholds of each column" in posterior.plan
 
 
-def test_its_file_contains_the_network(posterior, tmp_path):
+@pytest.fixture(scope="module")
+def finite():
+    """The network of tables, of finite width, at a mode."""
+    recipe = Binned(by_name("map", steps=30))
+    return bayou.fit(smooth_net(), steps(60, 0), recipe, seed=0, progress=False)
+
+
+def test_without_an_exact_method_the_network_has_finite_width(finite):
+    assert "network of tables: 3 columns of numbers in up to 6 bins" in finite.plan
+
+
+@pytest.mark.parametrize("width", ["posterior", "finite"])
+def test_its_file_contains_the_network(width, request, tmp_path):
     """Whatever network is passed; and a mixture of it with another needs one network only."""
+    posterior = request.getfixturevalue(width)
     x, _ = steps(20, 2)
     posterior.save(tmp_path / "bins.bayou")
     again = bayou.load(tmp_path / "bins.bayou", nn.Linear(3, 1))
@@ -121,6 +134,37 @@ def test_a_description_that_is_none_is_an_error():
     again.load_state_dict(net.state_dict())
     x = torch.rand(6, 3)
     assert torch.equal(net(x), again(x))
+
+
+def test_where_the_exact_method_is_not_applicable_the_network_has_finite_width():
+    """All rows decide, also for fits to some of them."""
+    recipe = by_name("bins")
+    build = bayou.network.target.Target.build
+    rows = as_data((torch.rand(2900, 3), torch.rand(2900, 1)))
+    target = build(smooth_net(), bayou.Gaussian(), None, 2900)
+    assert recipe.suited_to(target, rows) is recipe
+    more = as_data((torch.rand(3100, 3), torch.rand(3100, 1)))
+    assert recipe.suited_to(target, more) == Binned(recipe.recipe)
+    classes = build(smooth_net(2), bayou.Categorical(), None, 2900)
+    assert recipe.suited_to(classes, rows).exact is None
+    prior = build(smooth_net(), bayou.Gaussian(), bayou.Normal(1.0), 2900)
+    assert recipe.suited_to(prior, rows).exact is None
+    constant = as_data((torch.rand(30, 3), torch.ones(30, 1)))
+    assert recipe.suited_to(target, constant).exact is None
+    ratings = as_data((torch.rand(30, 3), torch.arange(30.0).remainder(6).unsqueeze(1)))
+    assert recipe.suited_to(target, ratings).exact is None
+    auto = bayou.select.Auto({"bins": recipe, "map": bayou.MAP()})
+    assert auto._suitable_for(target, more).methods["bins"].exact is None
+    assert auto._suitable_for(target, rows).methods == auto.methods
+
+
+def test_a_recipe_without_an_exact_method_keeps_its_identity():
+    from bayou.core.specs import to_json
+
+    assert "exact" not in to_json(Binned(by_name("map")))["fields"]
+    assert by_name("bins", effort=0.1).exact == bayou.methods.Wide(
+        draws=2, passes=4, thresholds=128
+    )
 
 
 def test_auto_leaves_it_out_where_it_is_not_for_the_network():

@@ -294,3 +294,38 @@ def test_a_posterior_of_selected_counts_predicts_counts(tmp_path):
     posterior.save(tmp_path / "counts.bayou")
     loaded = bayou.load(tmp_path / "counts.bayou", net)
     assert torch.equal(loaded.predict(x[:20], seed=0).mean, predictive.mean)
+
+
+@pytest.mark.parametrize(("slope", "expected"), [(2.0, "gaussian"), (-2.0, "student-t")])
+def test_student_t_must_beat_gaussian_noise_that_depends_on_x(slope, expected):
+    """y = exp(2x)·ε has heavy tails in all, and none given x; a fit with another sign is no rival.
+
+    The posteriors predict given distributions, so that nothing is fitted.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(ROWS, 1, generator=generator, dtype=F64)
+    y = torch.exp(2 * x) * torch.randn(ROWS, 1, generator=generator, dtype=F64)
+    rows = as_data((x, y), 100)
+
+    def law(likelihood, log_variance):
+        def predict(x, seed=0):
+            outputs = log_variance(x) if log_variance else torch.zeros_like(x)
+            return Predictive(likelihood.bind(dtype=F64), outputs[None])
+
+        return types.SimpleNamespace(predict=predict, stopped="finished")
+
+    def fit(name, training):
+        likelihood = {"gaussian": Gaussian(float(y.std())), "student-t": StudentT(2.0, 1.0)}
+        return law(likelihood[name], None)
+
+    def fit_varied_noise(training):
+        def outputs(x):
+            return torch.cat([torch.zeros_like(x), 2 * slope * x], 1)
+
+        return law(bayou.HeteroscedasticGaussian(), outputs)
+
+    names = ("gaussian", "student-t")
+    choice = select_likelihood(fit, rows, 0, names, fit_varied_noise=fit_varied_noise)
+    assert choice.stage["trials"][-1]["likelihood"] == "gaussian, noise by x"
+    assert choice.name == expected
+    assert select_likelihood(fit, rows, 0, names).name == "student-t"

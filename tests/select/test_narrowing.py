@@ -83,9 +83,18 @@ def test_the_length_of_members_is_selected_once(rows):
 
 
 def test_the_network_of_bins_narrows_its_own_recipe():
-    first, second = plans_of_most_and_all_rows(by_name("bins", effort=0.1), numbers())
+    recipe = replace(by_name("bins", effort=0.1), exact=None)
+    first, second = plans_of_most_and_all_rows(recipe, numbers())
     assert first.narrowed.recipe.correction is not None
     assert CORRECTION not in [record["stage"] for record in second.stages]
+
+
+def test_the_network_that_predicts_its_noise_narrows_its_own_recipe():
+    recipe = by_name("tabm-noise", members=2, effort=0.02)
+    first, second = plans_of_most_and_all_rows(recipe, numbers())
+    length = first.narrowed.recipe.length
+    assert second.method.epochs == first.method.epochs == length.epochs
+    assert not second.stages
 
 
 def test_a_resumed_search_has_the_same_correction(tmp_path):

@@ -11,25 +11,35 @@ from torch import Tensor
 
 from bayou.core import rng
 from bayou.kernels import hmc
-from bayou.network.wide import PriorScales, Units, wide_kernel
+from bayou.network.wide import PriorScales, Units, noise_variances, wide_kernel
 from bayou.training.lbfgs import Lbfgs
 
 INITIAL_NOISE: Final = 0.5  # of standardized y
 TRAJECTORY: Final = 1.6  # length of the trajectories of draws, in standard deviations
 MIN_STEPS: Final = 4  # of a trajectory
 DISCARDED_DRAWS: Final = 8  # at the start of a chain
+TINY: Final = 1e-12  # variance of inputs that are all constant
 DIFFERENCE: Final = 1e-3  # of logs, for second derivatives
+# With groups, of which there are many scales: of the logs of scales in a group, and of the noise,
+# without which the evidence of some rows of many thresholds leaves no noise. Chosen on generated
+# tables.
+GROUPED_LOG_STD: Final = 1.0
 
 
 @final
 class WideEvidence:
     r"""log p(y | scales) + log p(scales) of K networks of infinite width, as functions of scales.
 
-    y ~ N(0, K + σ²·I), with the covariances K of ``wide_kernel``. The logs of the scales have
-    normal priors around equal scales of the inputs: log a_i = δ_i + log a with δ_i ~ N(0, τ²),
-    log a ~ N(−½·log d, τ²) and log b, log s ~ N(0, τ²), log σ ~ N(log ½, τ²).
+    y ~ N(0, K + σ²·F), with the covariances K of ``wide_kernel`` and a diagonal F, 1 by default.
+    The logs of the scales have normal priors around equal scales of the inputs: log a_i = δ_i +
+    log a with δ_i ~ N(0, τ²), log a ~ N(−½·log d, τ²) and log b, log s ~ N(0, τ²), log σ ~
+    N(log ½, τ²).
 
     A point has the logs (δ_1 .. δ_d, log a, log b, log s, log σ).
+
+    With ``groups`` inputs of one group g have similar scales: log a_i = δ_i + γ_g + log a with
+    δ_i ~ N(0, 1), γ_g ~ N(0, τ²), log a ~ N(−½·log Σ_i var x_i, τ²) and log σ ~ N(log ½, 1).
+    A point then has (δ_1 .. δ_d, γ_1 .. γ_G, log a, log b, log s, log σ).
 
     Args:
         x: standardized inputs, (N, d).
@@ -40,6 +50,9 @@ class WideEvidence:
         has_free_scales: whether the scales of the inputs of a network may differ, (K,); None
             (default) for all of them.
         log_noise: log σ, where it is known; None (default) where it is found with the scales.
+        groups: the numbers of the groups of inputs, (d,); None (default) for no groups.
+        noise_factors: F, by which the variance of the noise differs between rows, (N,); None
+            (default) for 1.
     """
 
     def __init__(
@@ -51,6 +64,8 @@ class WideEvidence:
         masks: Tensor | None = None,
         has_free_scales: Tensor | None = None,
         log_noise: float | None = None,
+        groups: Tensor | None = None,
+        noise_factors: Tensor | None = None,
     ) -> None:
         self.x = x
         self.y = y
@@ -59,10 +74,19 @@ class WideEvidence:
         self.masks = masks
         self.has_free_scales = has_free_scales
         self.log_noise = log_noise
+        self.groups = groups
+        self.noise_factors = noise_factors
         d = x.shape[1]
-        self.center = x.new_zeros(d + 4)  # of the prior
-        self.center[d] = -0.5 * math.log(d)
+        group_count = 0 if groups is None else int(groups.max()) + 1
+        size = d + group_count + 4
+        self.center: Tensor = x.new_zeros(size)  # of the prior
+        self.center[-4] = -0.5 * math.log(d)
         self.center[-1] = math.log(INITIAL_NOISE)
+        self.log_stds: Tensor = x.new_full((size,), log_std)
+        if groups is not None:
+            self.center[-4] = -0.5 * float(x.var(0, correction=0).sum().clamp_min(TINY).log())
+            self.log_stds[:d] = GROUPED_LOG_STD
+            self.log_stds[-1] = GROUPED_LOG_STD
 
     def scales(self, points: Tensor, problem: int) -> PriorScales:
         """Return the prior scales at a point.
@@ -77,10 +101,13 @@ class WideEvidence:
         """Return (log a_1 .. log a_d, log b, log s, log σ) at points, (..., d + 3).
 
         Args:
-            points: logs, (..., d + 4).
+            points: logs, (..., d + 4), or (..., d + G + 4) with groups.
             problem: the number of the network.
         """
-        differences = points[..., :-4]
+        d = self.x.shape[1]
+        differences = points[..., :d]
+        if self.groups is not None:
+            differences = differences + points[..., d:-4].index_select(-1, self.groups)
         if self.has_free_scales is not None and not bool(self.has_free_scales[problem]):
             differences = torch.zeros_like(differences)
         log_noise = points[..., -1:]
@@ -98,6 +125,19 @@ class WideEvidence:
         if self.masks is None:
             return self.x, self.y
         return self.x[self.masks[problem]], self.y[self.masks[problem]]
+
+    def noise_covariance(self, scales: PriorScales, problem: int) -> Tensor:
+        """Return the covariance of the noise of the rows of a network, a diagonal matrix.
+
+        Args:
+            scales: of the network.
+            problem: its number.
+        """
+        factors = self.noise_factors
+        if factors is not None and self.masks is not None:
+            factors = factors[self.masks[problem]]
+        rows, _ = self.rows_of(problem)
+        return torch.diag(noise_variances(scales, factors).expand(len(rows)))
 
     def evaluate(self, points: Tensor, problems: Tensor) -> tuple[Tensor, Tensor]:
         """Compute −log evidence − log prior without constants, and its gradient.
@@ -123,9 +163,9 @@ class WideEvidence:
         with torch.enable_grad():
             scales = self.scales(logs, problem)
             covariance = wide_kernel(self.units[problem % len(self.units)], x, x, scales)
-            covariance = covariance + torch.diag(scales.noise_variance.expand(len(x)))
+            covariance = covariance + self.noise_covariance(scales, problem)
         root, info = torch.linalg.cholesky_ex(covariance.detach())
-        deviation = (point - self.center) / self.log_std
+        deviation = (point - self.center) / self.log_stds
         # scales out of range: a trial that is too far
         if bool(info > 0) or not bool(root.isfinite().all()):
             return point.new_full((), math.nan), torch.zeros_like(point)
@@ -137,7 +177,7 @@ class WideEvidence:
         )
         quadratic = deviation.square().sum() + (weights * y).sum()
         value = 0.5 * quadratic + outputs * root.diagonal().log().sum()
-        return value, gradient + deviation / self.log_std
+        return value, gradient + deviation / self.log_stds
 
     def maximize(
         self,
@@ -170,7 +210,7 @@ class WideEvidence:
             point: logs, (d + 4,).
         """
         value, _ = self._evaluate(point, 0)
-        deviation = (point - self.center) / self.log_std
+        deviation = (point - self.center) / self.log_stds
         _, y = self.rows_of(0)
         return 0.5 * float(deviation.square().sum() - y.numel() * math.log(2 * math.pi)) - float(
             value
@@ -188,7 +228,7 @@ class WideEvidence:
             scales = self.scales(point, problem)
             units = self.units[problem % len(self.units)]
             covariance = wide_kernel(units, x, x, scales)
-            covariance = covariance + torch.diag(scales.noise_variance.expand(len(x)))
+            covariance = covariance + self.noise_covariance(scales, problem)
             weights = torch.linalg.solve(covariance, y)
             means = wide_kernel(units, self.x, x, scales) @ weights
             errors.append((self.y - means).square().mean(1))

@@ -41,7 +41,7 @@ class Softmax(Information):
 
     def __init__(self, f: Tensor, class_axis: int) -> None:
         self.axis = class_axis
-        self.p = f.movedim(class_axis, -1).softmax(-1)  # (B, *event, C)
+        self.p: Tensor = f.movedim(class_axis, -1).softmax(-1)  # (B, *event, C)
 
     def columns(self) -> Iterator[Tensor]:
         probabilities = self.p.reshape(len(self.p), -1, self.p.shape[-1])  # (B, positions, C)
@@ -97,7 +97,7 @@ class Weighted(Information):
 
     def __init__(self, information: Information, a: Tensor) -> None:
         self.information = information
-        self.root = a.sqrt()
+        self.root: Tensor = a.sqrt()
 
     def columns(self) -> Iterator[Tensor]:
         return (self.root * column for column in self.information.columns())

@@ -1,8 +1,12 @@
-"""Networks of infinite width: their kernels, and their draws as networks of finite width."""
+"""Networks of infinite width: their kernels, their draws as networks of finite width, and noise
+that they predict.
+"""
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple, final
 
 import torch
@@ -12,6 +16,8 @@ Units = Literal["erf", "relu"]
 UNITS: Final[tuple[Units, ...]] = ("erf", "relu")
 JITTER: Final = 1e-6  # is added to the variance of the noise, where y has variance 1
 HIDDEN_UNITS: Final = 1000  # of a draw
+MIN_ROWS_OF_THRESHOLD: Final = 5  # with fewer the evidence of some rows leaves too little noise
+MAX_THRESHOLDS: Final = 1024  # of all columns together: the time of the evidence grows with them
 MAX_COSINE: Final = 1 - 1e-9  # of ReLU units, whose kernel has no gradient at 1
 
 
@@ -62,12 +68,12 @@ def wide_kernel(units: Units, x: Tensor, other: Tensor, scales: PriorScales) -> 
     Returns:
         Covariances (..., N, M).
     """
-    scaled = x * scales.inputs[..., None, :]
-    other_scaled = other * scales.inputs[..., None, :]
+    input_variance = scales.inputs.square()[..., None]
     bias_variance = scales.bias.square()[..., None, None]
-    products = scaled @ other_scaled.mT + bias_variance
-    squares = scaled.square().sum(-1, keepdim=True) + bias_variance
-    other_squares = other_scaled.square().sum(-1)[..., None, :] + bias_variance
+    # One factor has all scales, so that their gradient takes one product of matrices.
+    products = (x * input_variance.mT) @ other.mT + bias_variance
+    squares = x.square() @ input_variance + bias_variance
+    other_squares = (other.square() @ input_variance).mT + bias_variance
     variance = scales.output.square()[..., None, None]
     if units == "erf":
         norms = (1 + 2 * squares).sqrt() * (1 + 2 * other_squares).sqrt()
@@ -97,6 +103,29 @@ def wide_variance(units: Units, x: Tensor, scales: PriorScales) -> Tensor:
     return variance * squares
 
 
+def find_thresholds(column: Tensor, count: int) -> Tensor:
+    """Return thresholds of a column: middles between neighboring values, evenly by rows.
+
+    Args:
+        column: training rows, (N,).
+        count: of thresholds, at most. A column of at most two values has none, which would say
+            no more than the column itself.
+
+    Returns:
+        Increasing thresholds, all of which separate some rows from others.
+    """
+    values = column.unique()
+    middles = (values[1:] + values[:-1]) / 2
+    if len(middles) <= 1 or count == 0:
+        return middles[:0]
+    if len(middles) <= count:
+        return middles
+    ordered = column.sort().values
+    ranks = torch.arange(1, count + 1, device=column.device) * len(column) // (count + 1)
+    nearest = torch.searchsorted(middles, ordered[ranks]).clamp_max(len(middles) - 1)
+    return middles[nearest.unique()]
+
+
 def activate(units: Units, values: Tensor) -> Tensor:
     """Compute the activations of hidden units, whose covariances ``wide_kernel`` are.
 
@@ -118,7 +147,9 @@ class WideNetwork(nn.Module):
     α = (K + σ²)⁻¹·(y − f_random(X) − σ·ε) mean and covariance of f are those of the posterior,
     whatever the number of hidden units. With v = 0 and α = (K + σ²)⁻¹·y it is the mean.
 
-    x and y are standardized inside; the outputs are in the units of y.
+    x and y are standardized inside; the outputs are in the units of y. With ``thresholds`` the
+    hidden units see each column as it is and, for each of its thresholds, ½ above and −½ below, so
+    that f may jump there.
 
     Args:
         units: "erf" or "relu".
@@ -126,6 +157,8 @@ class WideNetwork(nn.Module):
         targets: y of these rows, (N, *event).
         target_units: the units of y, one number or one for each coordinate of its last axis.
         dtype: of the parameters. Sums over rows are in float64.
+        thresholds: of a column, at most; 0 (default) for none. There is at most one for five rows,
+            and all columns together have at most 1,024.
     """
 
     rows: Tensor
@@ -135,6 +168,8 @@ class WideNetwork(nn.Module):
     target_shift: Tensor
     target_units: Tensor
     target_spread: Tensor
+    threshold: Tensor
+    threshold_column: Tensor
     log_scales: nn.Parameter
     hidden_weight: nn.Parameter
     hidden_bias: nn.Parameter
@@ -148,9 +183,11 @@ class WideNetwork(nn.Module):
         targets: Tensor,
         target_units: Tensor,
         dtype: torch.dtype,
+        thresholds: int = 0,
     ) -> None:
         super().__init__()
         self.units = units
+        self.thresholds = thresholds
         rows = rows.detach().double().flatten(1)
         targets = targets.detach().double()
         target_units = target_units.detach().double()
@@ -166,15 +203,33 @@ class WideNetwork(nn.Module):
         self.register_buffer("target_shift", target_shift)
         self.register_buffer("target_units", target_units)
         self.register_buffer("target_spread", deviations.square().mean().sqrt())
+        self._add_thresholds()
         self._add_parameters(dtype)
+
+    def _add_thresholds(self) -> None:
+        """Add the thresholds of all columns, in the units of x."""
+        rows, columns = self.rows.shape
+        count = min(
+            self.thresholds, MAX_THRESHOLDS // max(1, columns), rows // MIN_ROWS_OF_THRESHOLD
+        )
+        values = [find_thresholds(column, count) for column in self.rows.mT]
+        counts = torch.tensor([len(value) for value in values], device=self.rows.device)
+        numbers = torch.arange(columns, device=self.rows.device)
+        self.register_buffer(
+            "threshold", torch.cat([self.rows.new_zeros(0), *values]), persistent=False
+        )
+        self.register_buffer(
+            "threshold_column", numbers.repeat_interleave(counts), persistent=False
+        )
 
     def _add_parameters(self, dtype: torch.dtype) -> None:
         """Add the tensors of a draw, all 0."""
-        count, columns = self.rows.shape
+        count = len(self.rows)
+        features = len(self.groups)
         outputs = self.targets[0].numel()
         shapes = {
-            "log_scales": (columns + 3,),
-            "hidden_weight": (HIDDEN_UNITS, columns),
+            "log_scales": (features + 3,),
+            "hidden_weight": (HIDDEN_UNITS, features),
             "hidden_bias": (HIDDEN_UNITS,),
             "output_weight": (HIDDEN_UNITS, outputs),
             "row_weight": (count, outputs),
@@ -182,6 +237,18 @@ class WideNetwork(nn.Module):
         for name, shape in shapes.items():
             value = torch.zeros(shape, dtype=dtype, device=self.rows.device)
             self.register_parameter(name, nn.Parameter(value))
+
+    def with_buffers(self, buffers: Mapping[str, Tensor]) -> WideNetwork:
+        """Return this network with other training rows, units or thresholds; all others stay.
+
+        Args:
+            buffers: by name, such as ``rows`` and ``targets``.
+        """
+        network = copy.copy(self)
+        network._buffers = self._buffers | {name: buffers[name].detach() for name in buffers}
+        network._parameters = dict(self._parameters)
+        network._add_parameters(self.row_weight.dtype)
+        return network
 
     @property
     def target_scale(self) -> Tensor:
@@ -192,8 +259,20 @@ class WideNetwork(nn.Module):
         return self.target_spread * self.target_units
 
     @property
+    def columns(self) -> Tensor:
+        """The column of each input of the hidden units, (d,)."""
+        columns = torch.arange(len(self.input_shift), device=self.threshold_column.device)
+        return torch.cat([columns, self.threshold_column])
+
+    @property
+    def groups(self) -> Tensor:
+        """The group of each input of the hidden units, (d,): a column, or all its thresholds."""
+        columns = len(self.input_shift)
+        return torch.cat([self.columns[:columns], columns + self.threshold_column])
+
+    @property
     def inputs(self) -> Tensor:
-        """The standardized training inputs, (N, d)."""
+        """The inputs of the hidden units for the training rows, (N, d)."""
         return self.standardize(self.rows)
 
     @property
@@ -203,7 +282,7 @@ class WideNetwork(nn.Module):
         return standardized.reshape(len(standardized), -1)
 
     def standardize(self, x: Tensor) -> Tensor:
-        """Return standardized inputs in float64, (B, d).
+        """Return standardized columns, and −½ or ½ for each threshold, in float64, (B, d).
 
         Args:
             x: inputs of B rows, with d numbers each.
@@ -217,7 +296,12 @@ class WideNetwork(nn.Module):
                 f"x of shape {tuple(x.shape)} does not suit the rows of the fit, which had "
                 f"{columns} columns; give (rows, {columns})"
             )
-        return (x.double().flatten(1) - self.input_shift) / self.input_scale
+        x = x.double().flatten(1)
+        standardized = (x - self.input_shift) / self.input_scale
+        if not len(self.threshold):
+            return standardized
+        is_above = x.index_select(-1, self.threshold_column) > self.threshold
+        return torch.cat([standardized, is_above.double() - 0.5], -1)
 
     def restore(self, outputs: Tensor) -> Tensor:
         """Return outputs in the units and the shape of y, (..., B, *event).
@@ -241,3 +325,78 @@ class WideNetwork(nn.Module):
         covariances = wide_kernel(self.units, inputs, self.inputs, scales)
         outputs = random + covariances @ self.row_weight.double()
         return self.restore(outputs).type_as(x)  # torch.export cannot take .to(x.dtype)
+
+
+def solve_rows(
+    wide: WideNetwork, scales: PriorScales, noise_factors: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Compute the Cholesky factor of K + σ²·F of the training rows, and (K + σ²·F)⁻¹·y.
+
+    Args:
+        wide: has the training rows.
+        scales: of one network.
+        noise_factors: F, by which the variance of the noise differs between rows, (N,); None
+            (default) for 1.
+
+    Returns:
+        The factor (N, N), and the solution (N, D).
+    """
+    covariance = wide_kernel(wide.units, wide.inputs, wide.inputs, scales)
+    covariance.diagonal().add_(noise_variances(scales, noise_factors))
+    root = torch.linalg.cholesky(covariance)
+    return root, torch.cholesky_solve(wide.outputs, root)
+
+
+def noise_variances(scales: PriorScales, noise_factors: Tensor | None) -> Tensor:
+    """Compute the variance of the noise of every row, (N,), or of all rows, one number.
+
+    Args:
+        scales: of one network.
+        noise_factors: by which the variance differs between rows, (N,); None for 1.
+    """
+    if noise_factors is None:
+        return scales.noise_variance
+    return scales.noise.square() * noise_factors + JITTER
+
+
+@final
+class NoiseNetwork(nn.Module):
+    r"""The factor by which the variance of the noise differs at x: exp(g(x)) over its mean.
+
+    g is the mean of a network of infinite width that was fitted to log-squared residuals of the
+    training rows, and is 0 in the mean far from them. The mean of the factors of the training rows
+    is 1. Nothing of it is trained further, and nothing is drawn.
+
+    Args:
+        units: "erf" or "relu".
+        rows: training inputs, (N, d).
+        log_squares: the logs of squared residuals, (N,).
+        log_scales: log a_1 .. log a_d, log b, log s and log σ of g, for standardized x and
+            standardized ``log_squares``, (d + 3,).
+    """
+
+    log_mean: Tensor
+
+    def __init__(self, units: Units, rows: Tensor, log_squares: Tensor, log_scales: Tensor) -> None:
+        super().__init__()
+        self.network: WideNetwork = WideNetwork(
+            units, rows, log_squares[:, None], torch.ones(1).to(rows), torch.float64
+        )
+        self.network.requires_grad_(False)
+        with torch.no_grad():
+            log_scales = log_scales.detach().double()
+            _, weights = solve_rows(self.network, PriorScales.from_logs(log_scales))
+            self.network.log_scales.copy_(log_scales)
+            self.network.row_weight.copy_(weights)
+            log_variances = self.network(self.network.rows)[:, 0]
+            log_mean = log_variances.logsumexp(0) - math.log(len(log_variances))
+        self.register_buffer("log_mean", log_mean)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the logs of the factors, (B,) in float64.
+
+        Args:
+            x: inputs of B rows.
+        """
+        log_variances: Tensor = self.network(x.double())
+        return log_variances[:, 0] - self.log_mean

@@ -75,7 +75,7 @@ class PiecewiseLinear(nn.Module):
             width += [high - start for start, high in pairwise(column_edges)]
             center += [(bins - t - 0.5) / bins for t in range(bins)]
         self.inputs = count
-        self.width = count + len(columns)
+        self.width: int = count + len(columns)
         self.register_buffer("column", torch.tensor(columns, dtype=torch.long))
         self.register_buffer("low", _to_buffer(low))
         self.register_buffer("bin_width", _to_buffer(width))
@@ -155,9 +155,9 @@ class Periodic(nn.Module):
                 f"got {columns}, {frequencies}, {width} and {std}"
             )
         self.std = std
-        self.width = columns * width
-        self.frequency = nn.Parameter(torch.empty(columns, frequencies))
-        self.linear = nn.Linear(2 * frequencies + 1, width)
+        self.width: int = columns * width
+        self.frequency: nn.Parameter = nn.Parameter(torch.empty(columns, frequencies))
+        self.linear: nn.Linear = nn.Linear(2 * frequencies + 1, width)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -206,12 +206,12 @@ class Categories(nn.Module):
                 "Categories needs the number of categories of every column and a width, each at "
                 f"least 1, got {list(levels)} and {width}"
             )
-        self.width = len(levels) * width
+        self.width: int = len(levels) * width
         counts = torch.tensor(list(levels))
         sizes = counts + 1
         self.register_buffer("levels", counts)
         self.register_buffer("offset", sizes.cumsum(0) - sizes)
-        self.table = nn.Embedding(int(sizes.sum()), width)
+        self.table: nn.Embedding = nn.Embedding(int(sizes.sum()), width)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -62,7 +62,7 @@ class TableNetwork(nn.Module):
             "width": width,
         }
         self.layout = layout
-        self.columns = layout.columns
+        self.columns: int = layout.columns
         self.numbers: PiecewiseLinear | None = None
         self.categories: Categories | None = None
         numbers = layout.numbers
@@ -89,7 +89,7 @@ class TableNetwork(nn.Module):
             if dropout:
                 layers.append(nn.Dropout(dropout))
             features = size
-        self.layers = nn.Sequential(*layers, nn.Linear(features, outputs))
+        self.layers: nn.Sequential = nn.Sequential(*layers, nn.Linear(features, outputs))
         self.reset_parameters()
 
     def to_json(self) -> dict[str, Any]:

@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from dataclasses import replace
 from typing import Any, Final, final
 
 import torch
 from torch import Tensor, nn
 
 from bayou.core import rng
+from bayou.core.constants import LOG_2PI
 from bayou.core.params import Params
 from bayou.likelihoods import BoundLikelihood, BoundLog
 from bayou.likelihoods.continuous import BoundMarginal, UnitGaussian
 from bayou.likelihoods.predictive import Predictive
-from bayou.network import Network, clear_errors, rows_of
+from bayou.network import Network, check_dtype, clear_errors, forward_inputs, rows_of
 from bayou.network.target import Target
 from bayou.network.units import Units, units_of
 from bayou.network.wide import (
     HIDDEN_UNITS,
+    NoiseNetwork,
     PriorScales,
     WideNetwork,
     activate,
+    noise_variances,
+    solve_rows,
     wide_kernel,
     wide_variance,
 )
 from bayou.posteriors.empirical import shuffled_indices
 from bayou.posteriors.posterior import NOISE, Posterior, check_count
 from bayou.posteriors.state import SavedState, target_state
+from bayou.posteriors.updates import Updates, check_forget, check_removal
+from bayou.training.data import as_data
+from bayou.training.inputs import check_finite
+from bayou.training.loop import move
 
 BLOCK_NUMBERS: Final = 2**22  # covariances that are held at a time
+ROW_TOLERANCE: Final = 16  # multiples of eps by which a row to remove may differ
 NOISE_NAME: Final = f"{NOISE}log_scale"
 
 
@@ -44,10 +55,12 @@ class WidePosterior(Posterior):
     Args:
         target: with a ``WideNetwork``, which has the training rows, and a Gaussian likelihood.
         network: the network as a function of its tensors.
-        log_scales: log a_1 .. log a_d, log b, log s and log σ of every s, for standardized x and y,
-            (S, d + 3) in float64.
+        log_scales: log a_1 .. log a_d, log b, log s and log σ of every s, for the d inputs of the
+            hidden units and standardized y, (S, d + 3) in float64.
         history: records of the fit; none by default.
         log_evidence: log p(y | scales) at the most probable scales; None by default.
+        noise: the factor of the variance of the noise at x; None (default) where all rows have the
+            same noise. With it, that of ``target.likelihood`` is a mean over the training rows.
     """
 
     kind = "wide"
@@ -61,15 +74,18 @@ class WidePosterior(Posterior):
         history: list[dict[str, float]] | None = None,
         *,
         log_evidence: float | None = None,
+        noise: NoiseNetwork | None = None,
     ) -> None:
         self.target = target
         self.network = network
-        self.log_scales = log_scales.detach().double()
-        self.history = history or []
+        self.log_scales: Tensor = log_scales.detach().double()
+        self.history: list[dict[str, float]] = history or []
         self.stopped = ""
         self.log_evidence = log_evidence
+        self.noise = noise
         # Of each s, computed when they are first used: they are not in files.
         self._solutions: dict[int, tuple[Tensor, Tensor]] = {}
+        self._blocks_of_rows = [len(self.wide.rows)]  # of the fit and of each update
 
     @property
     def wide(self) -> WideNetwork:
@@ -128,16 +144,31 @@ class WidePosterior(Posterior):
         """Return the prior scales of one s."""
         return PriorScales.from_logs(self.log_scales[index])
 
+    @property
+    def _noise_factors(self) -> Tensor | None:
+        """The factors of the variance of the noise of the training rows, (N,)."""
+        return None if self.noise is None else self.noise(self.wide.rows).exp()
+
+    @torch.no_grad()
     def _solution(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return the Cholesky factor of K + σ²·I, (N, N), and (K + σ²·I)⁻¹·y, (N, D), of one s."""
+        """Return the Cholesky factor of K + σ²·F, (N, N), and (K + σ²·F)⁻¹·y, (N, D), of one s."""
         if index not in self._solutions:
-            wide = self.wide
-            scales = self._scales_of(index)
-            covariance = wide_kernel(wide.units, wide.inputs, wide.inputs, scales)
-            covariance.diagonal().add_(scales.noise_variance)
-            root = torch.linalg.cholesky(covariance)
-            self._solutions[index] = root, torch.cholesky_solve(wide.outputs, root)
+            self._solutions[index] = self._solve(index)
         return self._solutions[index]
+
+    def _solve(self, index: int) -> tuple[Tensor, Tensor]:
+        """Compute ``_solution``, block by block, so that its rounding is that of the updates."""
+        scales = self._scales_of(index)
+        first, *later = self._blocks_of_rows
+        if not later:
+            return solve_rows(self.wide, scales, self._noise_factors)
+        rows = self.wide.rows
+        some = {"rows": rows[:first], "targets": self.wide.targets[:first]}
+        factors = None if self.noise is None else self.noise(rows[:first]).exp()
+        root, _ = solve_rows(self.wide.with_buffers(some), scales, factors)
+        for count in later:
+            root, _ = self._extend_root(index, root, rows[len(root) : len(root) + count])
+        return root, torch.cholesky_solve(self.wide.outputs, root)
 
     @torch.no_grad()
     def predict(
@@ -165,11 +196,15 @@ class WidePosterior(Posterior):
             The predictive distribution of y.
         """
         if samples is not None:
-            return super().predict(x, samples, seed=seed, chunk=chunk, batch_size=batch_size)
+            functions = super().predict(x, samples, seed=seed, chunk=chunk, batch_size=batch_size)
+            location, log_scale = functions.outputs.unbind(-1)
+            log_scale = self._at_rows(log_scale, x, batch_size)
+            return Predictive(functions.likelihood, torch.stack((location, log_scale), -1))
         mean, variance = self.function(x, batch_size=batch_size)
         # The log-scales of the noise in the units of the user, too.
         _, paired = self.target.likelihood.per_sample(mean, {"log_scale": self._log_noise})
-        outputs = torch.stack((mean, paired[..., 1].detach(), variance), -1)
+        log_scale = self._at_rows(paired[..., 1].detach(), x, batch_size)
+        outputs = torch.stack((mean, log_scale, variance), -1)
         likelihood: BoundLikelihood = BoundMarginal(UnitGaussian())
         if isinstance(self.target.likelihood, BoundLog):
             likelihood = BoundLog(BoundMarginal(UnitGaussian()))
@@ -187,25 +222,35 @@ class WidePosterior(Posterior):
             Means and variances for every draw of the scales, (S, B, *event) each.
         """
         inputs = self.place(x)
-        count = len(inputs[0])
-        if not count:
-            raise ValueError("x has no rows")
-        rows = batch_size or max(1, BLOCK_NUMBERS // len(self.wide.rows))
-        blocks = []
         with clear_errors(inputs):
-            for first in range(0, count, rows):
-                blocks.append(self._moments(rows_of(inputs, slice(first, first + rows))))
-        means, variances = zip(*blocks, strict=True)
+            moments = [self._moments(block) for block in self._blocks(inputs, batch_size)]
+        means, variances = zip(*moments, strict=True)
         dtype = inputs[0].dtype
         return torch.cat(means, 1).to(dtype), torch.cat(variances, 1).to(dtype)
 
-    def _moments(self, inputs: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+    def _blocks(self, inputs: tuple[Any, ...], batch_size: int | None) -> list[Tensor]:
+        """Divide the rows of the inputs into blocks, in the units of the fit."""
+        count = len(inputs[0])
+        if not count:
+            raise ValueError("x has no rows")
+        if self._units is not None:
+            inputs = self._units.standardize_inputs(inputs)
+        rows = batch_size or max(1, BLOCK_NUMBERS // len(self.wide.rows))
+        return [rows_of(inputs, slice(first, first + rows))[0] for first in range(0, count, rows)]
+
+    def _at_rows(self, log_scale: Tensor, x: object, batch_size: int | None) -> Tensor:
+        """Add half the log of the factors of the noise at x to log-scales, (S, B, *event)."""
+        if self.noise is None:
+            return log_scale
+        blocks = self._blocks(self.place(x), batch_size)
+        shift = 0.5 * torch.cat([self.noise(block) for block in blocks])
+        return log_scale + shift.reshape(-1, *[1] * (log_scale.ndim - 2)).to(log_scale)
+
+    def _moments(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Compute means and variances of the outputs at some rows, in the units of the user."""
         wide = self.wide
         units = self._units
-        if units is not None:
-            inputs = units.standardize_inputs(inputs)
-        x = wide.standardize(inputs[0])
+        x = wide.standardize(inputs)
         means = []
         variances = []
         for index in range(self.members):
@@ -223,6 +268,63 @@ class WidePosterior(Posterior):
             mean = units.restore_outputs(mean)
             variance = variance * units.output.scale.double().square()
         return mean, variance.expand_as(mean)
+
+    def function_covariance(self, draws: Params, x: Tensor, observed_x: Tensor) -> Tensor:
+        """Compute the covariances of f(x) given the training rows and the scales of each draw.
+
+        k(x, x') − k(x, X)·(K + σ²·F)⁻¹·k(X, x'), the same for each of the D independent outputs.
+
+        Args:
+            draws: tensors of S draws, whose scales are used.
+            x: rows, (*batch, N, d).
+            observed_x: rows, (*batch, M, d).
+
+        Returns:
+            Covariances (S, *batch, N·D, M·D).
+
+        Raises:
+            ValueError: if the noise differs between rows.
+        """
+        if self.noise is not None:
+            raise ValueError(
+                "the noise of this wide network differs between rows, so that new rows cannot be "
+                "conditioned on; use the method Wide with varied_noise=False"
+            )
+        distances = (draws["log_scales"].double()[:, None] - self.log_scales).abs().sum(-1)
+        index = distances.argmin(1)
+        features, observed_features = (self._features(rows) for rows in (x, observed_x))
+        needed, positions = index.unique(return_inverse=True)
+        covariances = torch.stack(
+            [self._covariance(number, features, observed_features) for number in needed.tolist()]
+        )
+        scale = self.wide.target_scale.double()
+        if self._units is not None and self._units.output is not None:
+            scale = scale * self._units.output.scale.double()
+        scale = scale.flatten().expand(self.wide.row_weight.shape[1])
+        blocks = torch.einsum("...nm,ab->...namb", covariances, scale.square().diag())
+        shape = (x.shape[-2] * len(scale), observed_x.shape[-2] * len(scale))
+        return blocks.reshape(*covariances.shape[:-2], *shape)[positions].to(x.dtype)
+
+    def _features(self, rows: Tensor) -> Tensor:
+        """Return the inputs of the hidden units for rows (*batch, N, d)."""
+        flat = self.place(rows.reshape(-1, rows.shape[-1]))
+        if self._units is not None:
+            flat = self._units.standardize_inputs(flat)
+        features = self.wide.standardize(flat[0])
+        return features.reshape(*rows.shape[:-1], -1)
+
+    def _covariance(self, index: int, x: Tensor, observed_x: Tensor) -> Tensor:
+        """Compute the covariances of standardized outputs for one s, (*batch, N, M)."""
+        wide = self.wide
+        scales = self._scales_of(index)
+        root, _ = self._solution(index)
+        explained = [
+            torch.linalg.solve_triangular(
+                root, wide_kernel(wide.units, rows, wide.inputs, scales).mT, upper=False
+            )
+            for rows in (x, observed_x)
+        ]
+        return wide_kernel(wide.units, x, observed_x, scales) - explained[0].mT @ explained[1]
 
     @torch.no_grad()
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
@@ -249,19 +351,20 @@ class WidePosterior(Posterior):
         def noise(name: str, *shape: int) -> Tensor:
             return rng.normal(n, shape, self.log_scales, rng.fold(seed, name), start)
 
-        columns = len(wide.input_shift)
+        inputs = len(wide.columns)
         outputs = wide.row_weight.shape[1]
-        hidden_weight = noise("weight", HIDDEN_UNITS, columns) * scales.inputs[:, None]
+        hidden_weight = noise("weight", HIDDEN_UNITS, inputs) * scales.inputs[:, None]
         hidden_bias = noise("bias", HIDDEN_UNITS) * scales.bias[:, None]
         output_std = scales.output[:, None, None] / math.sqrt(HIDDEN_UNITS)
         output_weight = noise("output", HIDDEN_UNITS, outputs) * output_std
-        noise_std = scales.noise_variance.sqrt()[:, None, None]
-        target_noise = noise("noise", *wide.row_weight.shape) * noise_std
+        factors = self._noise_factors
+        target_noise = noise("noise", *wide.row_weight.shape)
         row_weight = torch.empty_like(target_noise)
         for number, position in enumerate(index.tolist()):
             values = wide.inputs @ hidden_weight[number].mT + hidden_bias[number]
             random = activate(wide.units, values) @ output_weight[number]
-            residuals = wide.outputs - random - target_noise[number]
+            noise_std = noise_variances(self._scales_of(position), factors).sqrt().unsqueeze(-1)
+            residuals = wide.outputs - random - noise_std * target_noise[number]
             row_weight[number] = torch.cholesky_solve(residuals, self._solution(position)[0])
         draws = {
             "log_scales": self.log_scales[index],
@@ -273,6 +376,164 @@ class WidePosterior(Posterior):
         dtype = wide.row_weight.dtype
         draws = {name: value.to(dtype) for name, value in draws.items()}
         return draws | {NOISE_NAME: self._log_noise[index]}
+
+    @torch.no_grad()
+    def update(self, data: object, *, forget: float | None = None) -> WidePosterior:
+        """Return the posterior given further rows; see ``Posterior.update``.
+
+        Given the scales it is exact: the Gaussian process is conditioned on the rows, which extend
+        the Cholesky factor of the covariance by N²·M operations. The draws of the scales, the units
+        of x and y, the thresholds and the noise stay as they are.
+
+        Args:
+            data: new rows, as ``bayou.fit`` takes them, in the units of the fit.
+            forget: must be None or 1: remove old rows by ``downdate`` instead.
+
+        Raises:
+            ValueError: for ``forget``, and for rows that do not suit those of the fit.
+        """
+        if check_forget(forget) < 1:
+            raise ValueError(
+                f"a WidePosterior keeps its rows and cannot weigh them, got forget={forget}; "
+                "remove the oldest rows: posterior.update(new).downdate(old)"
+            )
+        rows, targets = self._rows_of_fit(data)
+        posterior = self._with_rows(
+            torch.cat((self.wide.rows, rows)),
+            torch.cat((self.wide.targets, targets)),
+            self.updates.after(added=len(rows)),
+            [*self._blocks_of_rows, len(rows)],
+        )
+        for index in self._solutions:
+            root, _ = self._extend_root(index, self._solutions[index][0], rows)
+            solution = torch.cholesky_solve(posterior.wide.outputs, root)
+            posterior._solutions[index] = (root, solution)
+        return posterior
+
+    @torch.no_grad()
+    def downdate(self, data: object) -> WidePosterior:
+        """Return the posterior without some of its rows; see ``Posterior.downdate``.
+
+        Args:
+            data: rows that were in the fit or in an update, with the same x and y.
+
+        Raises:
+            ValueError: for rows that the posterior does not have.
+        """
+        rows, targets = self._rows_of_fit(data)
+        wide = self.wide
+        check_removal(len(rows), len(wide.rows), self.updates)
+        mine = torch.cat((wide.rows, wide.targets.flatten(1)), 1)
+        scale = mine.abs().amax(0).clamp_min(torch.finfo(torch.float32).tiny)
+        tolerance = ROW_TOLERANCE * torch.finfo(wide.row_weight.dtype).eps
+        is_kept = torch.ones(len(mine), dtype=torch.bool, device=mine.device)
+        for number, row in enumerate(torch.cat((rows, targets.flatten(1)), 1)):
+            distance = ((mine - row).abs() / scale).amax(1).masked_fill(~is_kept, math.inf)
+            nearest = int(distance.argmin())
+            if float(distance[nearest]) > tolerance:
+                raise ValueError(
+                    f"row {number} is not one of the {int(is_kept.sum()):,} rows of the posterior; "
+                    "give rows with the same x and y that were in the fit or in an update"
+                )
+            is_kept[nearest] = False
+        return self._with_rows(
+            wide.rows[is_kept],
+            wide.targets[is_kept],
+            self.updates.after(removed=len(rows)),
+            [int(is_kept.sum())],
+        )
+
+    @torch.no_grad()
+    def log_predictive_density(self, data: object) -> float:
+        """Compute log p(y | x, D) of further rows together; see ``Posterior``.
+
+        It has a closed form, the mean over the draws of the scales, unless y is a logarithm.
+
+        Args:
+            data: the rows.
+        """
+        units = self._units
+        if (units is not None and units.target is not None) or self.temperature != 1.0:
+            return super().log_predictive_density(data)
+        rows, targets = self._rows_of_fit(data)
+        wide = self.wide.with_buffers({"rows": rows, "targets": targets})
+        before = len(self.wide.rows)
+        densities = []
+        for index in range(self.members):
+            root, covariances = self._extend_root(index, self._solution(index)[0], rows)
+            residual = wide.outputs - covariances @ self._solution(index)[1]
+            lower = root[before:, before:]
+            whitened = torch.linalg.solve_triangular(lower, residual, upper=False)
+            log_det = whitened.shape[1] * lower.diagonal().log().sum()
+            constant = 0.5 * whitened.numel() * LOG_2PI
+            densities.append(-0.5 * whitened.square().sum() - log_det - constant)
+        total = torch.stack(densities).logsumexp(0) - math.log(self.members)
+        log_units = wide.target_scale.log().expand(targets.shape).sum()
+        if units is not None:
+            log_units = log_units + len(rows) * units.log_scale
+        return float(total - log_units)
+
+    def _rows_of_fit(self, data: object) -> tuple[Tensor, Tensor]:
+        """Return rows of data as the training rows are, (M, d) and (M, *event) in float64."""
+        like = self.wide.row_weight
+        event = self.wide.targets.shape[1:]
+        all_rows = []
+        all_targets = []
+        for batch in as_data(data).epoch():
+            check_finite(batch)
+            check_dtype(batch[0], like)
+            x, y = move(batch, like)
+            inputs = forward_inputs(x)
+            self.target.likelihood.validate((len(inputs[0]), *event), y)
+            if self._units is not None:
+                inputs = self._units.standardize_inputs(inputs)
+                y = self._units.standardize_targets(y)
+            self.wide.standardize(inputs[0])  # raises for another number of columns
+            all_rows.append(inputs[0].double().flatten(1))
+            all_targets.append(y.double())
+        return torch.cat(all_rows), torch.cat(all_targets)
+
+    def _extend_root(self, index: int, root: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the Cholesky factor of the first rows and of others, and their covariances.
+
+        Args:
+            index: of the scales.
+            root: the factor of the first N rows of the network, (N, N).
+            rows: M others.
+
+        Returns:
+            (N + M, N + M), and (M, N).
+        """
+        wide = self.wide
+        scales = self._scales_of(index)
+        x = wide.standardize(rows)
+        earlier = wide.standardize(wide.rows[: len(root)])
+        covariances = wide_kernel(wide.units, x, earlier, scales)
+        below = torch.linalg.solve_triangular(root, covariances.mT, upper=False).mT
+        remaining = wide_kernel(wide.units, x, x, scales) - below @ below.mT
+        factors = None if self.noise is None else self.noise(rows).exp()
+        remaining.diagonal().add_(noise_variances(scales, factors))
+        count = len(root)
+        extended = root.new_zeros(count + len(rows), count + len(rows))
+        extended[:count, :count] = root
+        extended[count:, :count] = below
+        extended[count:, count:] = torch.linalg.cholesky(remaining)
+        return extended, covariances
+
+    def _with_rows(
+        self, rows: Tensor, targets: Tensor, updates: Updates, blocks: list[int]
+    ) -> WidePosterior:
+        """Return the posterior of other training rows, with the same scales and units."""
+        posterior = copy.copy(self)
+        wide = self.wide.with_buffers({"rows": rows, "targets": targets})
+        posterior.target = replace(self.target, net=wide)
+        posterior.note_update(updates, len(rows))
+        posterior.network = Network(wide)
+        posterior.network.net.eval()
+        posterior.log_evidence = None
+        posterior._solutions = {}
+        posterior._blocks_of_rows = blocks
+        return posterior
 
     def mean(self) -> Params:
         """Compute E[w]: with one draw of the scales, the network that is the mean function."""
@@ -304,26 +565,49 @@ class WidePosterior(Posterior):
         }
 
     def relevance(self, where: str | None = None) -> dict[str, Tensor]:
-        """Compute the relevance of inputs: the prior scales a_i of standardized inputs.
+        """Compute the relevance of columns: the prior scales a_i of standardized inputs.
 
-        The largest is 1. Of several draws of the scales it is the geometric mean.
+        The largest is 1. Of several draws of the scales it is the geometric mean. With thresholds
+        it is the standard deviation of the inputs of a hidden unit that a column causes.
 
         Args:
             where: must be None: there is one layer with inputs.
 
         Returns:
-            The relevance of each input, (d,), by the name of its weights.
+            The relevance of each column, by the name of its weights.
         """
         if where is not None:
             raise ValueError(f"a wide network has one layer with inputs; omit where={where!r}")
+        wide = self.wide
         logs = self.log_scales[:, :-3].mean(0)
-        return {"hidden_weight": (logs - logs.max()).exp()}
+        relevance = (logs - logs.max()).exp()
+        if wide.thresholds:
+            variance = (relevance * wide.inputs.std(0, correction=0)).square()
+            of_columns = torch.zeros_like(wide.input_shift).index_add(0, wide.columns, variance)
+            relevance = of_columns.sqrt()
+            relevance = relevance / relevance.max()
+        return {"hidden_weight": relevance}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the scales, the training rows and the kind of the units."""
-        tensors, config = target_state(self, wide={"log_scales": self.log_scales})
+        """Return the scales, the training rows, the units, the thresholds and the noise."""
+        groups: dict[str, Params] = {"wide": {"log_scales": self.log_scales}}
+        if self.noise is not None:
+            network = self.noise.network
+            groups["noise"] = {"log_scales": network.log_scales, "log_squares": network.targets}
+        if self.updates.calls:  # no longer functions of the rows
+            groups["thresholds"] = {
+                name: getattr(self.wide, name) for name in ("threshold", "threshold_column")
+            }
+            if self.noise is not None:
+                groups["noise"]["rows"] = self.noise.network.rows
+        tensors, config = target_state(self, **groups)
         config["units_of_network"] = self.wide.units
+        config["thresholds"] = self.wide.thresholds
+        if self.updates.calls:
+            config["blocks"] = self._blocks_of_rows
         config["log_evidence"] = self.log_evidence
+        if self.noise is not None:
+            config["units_of_noise"] = self.noise.network.units
         return tensors, config
 
     @classmethod
@@ -339,18 +623,37 @@ class WidePosterior(Posterior):
         (noise,) = saved.group("likelihood").values()
         dtype = noise.dtype
         wide = WideNetwork(
-            config["units_of_network"], rows["rows"], rows["targets"], rows["target_units"], dtype
+            config["units_of_network"],
+            rows["rows"],
+            rows["targets"],
+            rows["target_units"],
+            dtype,
+            config.get("thresholds", 0),  # not in files of earlier versions
         )
+        if config.get("updates"):
+            wide = wide.with_buffers(rows | saved.group("thresholds"))
         target = saved.target(wide)
         network = Network(target.net)
         network.net.eval()
-        return cls(
+        noise_network = None
+        if "units_of_noise" in config:
+            of_noise = saved.group("noise")
+            noise_network = NoiseNetwork(
+                config["units_of_noise"],
+                of_noise.get("rows", rows["rows"]),
+                of_noise["log_squares"][:, 0],
+                of_noise["log_scales"],
+            )
+        posterior = cls(
             target,
             network,
             saved.group("wide")["log_scales"],
             config["history"],
             log_evidence=config["log_evidence"],
+            noise=noise_network,
         )
+        posterior._blocks_of_rows = config.get("blocks", posterior._blocks_of_rows)
+        return posterior
 
     def __repr__(self) -> str:
         count, columns = self.wide.rows.shape

@@ -20,6 +20,7 @@ from bayou.posteriors import Posterior
 from bayou.select.best_method import HELD_OUT_FRACTION, compare_fits
 from bayou.select.folds import SINGLE_FOLD_ROWS, Fold, split_folds
 from bayou.select.full_batch import MAX_FULL_BATCH_ROWS
+from bayou.select.likelihood_choice import has_frequent_value
 from bayou.select.many_rows import split_many_rows
 from bayou.select.plans import Fitted, Plan
 from bayou.select.recipes import Recipe, plan
@@ -43,13 +44,27 @@ from bayou.select.stacking import (
     stacking_weights,
 )
 from bayou.training.data import Data, Rows
+from bayou.training.rows import all_rows
 
-CANDIDATES: Final = ("ensemble", "laplace", "wide", "bins", "tabm", "mnf")
+CANDIDATES: Final = (
+    "ensemble",
+    "laplace",
+    "wide",
+    "wide-noise",
+    "bins",
+    "tabm",
+    "tabm-noise",
+    "mnf",
+    "linear",
+)
 # Of these, left out where they take longer than all others together.
 MAX_ROWS_OF_ENSEMBLE: Final = 20_000
 SLOW_METHODS: Final = ("mnf",)  # only for classes, and few rows
 MAX_ROWS_OF_SLOW_METHODS: Final = 2000
 MAX_ROWS_OF_BINS: Final = 5000
+MIN_ROWS_OF_PREDICTED_NOISE: Final = 1500  # fewer say too little about the noise
+MIN_ROWS_OF_VARIED_NOISE: Final = 100
+METHODS_OF_VARIED_NOISE: Final = ("wide-noise", "tabm-noise")
 MAX_COMPONENTS: Final = 3  # which are fitted again to all rows
 MIN_KEPT_WEIGHT: Final = 0.05  # of a method that is fitted again
 MIN_ROWS: Final = 2  # so that one can be held out
@@ -73,7 +88,10 @@ class Auto(Recipe):
         methods: name → method or recipe; one that raises an error on these data is left out. Of the
             default ones, so are "mnf" in a regression or with more than 2,000 rows, "bins" with
             more than 5,000, and "ensemble" with more than 20,000 rows, or more than 5,000 of other
-            than Gaussian noise, which take as long as the others together.
+            than Gaussian noise, which take as long as the others together; "tabm-noise" with fewer
+            than 1,500; and both with noise that depends on x with fewer than 100 rows, or where
+            more than a twentieth of the rows have one value of y. Where rows have groups or times
+            "wide-noise" is left out, too; "linear" is left out unless they have times.
         pull: held-out rows that the pull toward equal weights counts for; 2 by default.
         most: how many methods the mixture has at most; 3 by default, and 1 for the method with the
             largest weight alone.
@@ -81,7 +99,7 @@ class Auto(Recipe):
             are seen; .3 by default, and None for temperatures of 1.
 
     >>> list(bayou.select.by_name("auto").methods)
-    ['ensemble', 'laplace', 'wide', 'bins', 'tabm', 'mnf']
+    ['ensemble', 'laplace', 'wide', 'wide-noise', 'bins', 'tabm', 'tabm-noise', 'mnf', 'linear']
     """
 
     methods: Mapping[str, Method | Recipe]
@@ -139,7 +157,7 @@ class Auto(Recipe):
         )
 
     def _suitable_for(self, target: Target, rows: Rows) -> Auto:
-        """Return this recipe without methods that are not for the rows, or take too long.
+        """Return this recipe with methods that are for all the rows and do not take too long.
 
         Args:
             target: network, likelihood and prior.
@@ -148,8 +166,20 @@ class Auto(Recipe):
         names = [name for name, method in self.methods.items() if _suits(method, target, rows)]
         if tuple(self.methods) == CANDIDATES:
             names = [name for name in names if not _takes_too_long(name, target, rows)]
+            if not isinstance(target.likelihood, FiniteLikelihood):
+                names = [name for name in names if name not in _left_out_for_noise(rows)]
+            if rows.n < MIN_ROWS_OF_PREDICTED_NOISE:
+                names = [name for name in names if name != "tabm-noise"]
+            if rows.blocks is None or not rows.blocks.are_ordered:
+                names = [name for name in names if name != "linear"]
         names = names or list(self.methods)  # whose errors say what is wrong
-        return replace(self, methods={name: self.methods[name] for name in names})
+        methods = {}
+        for name in names:
+            method = self.methods[name]
+            if isinstance(method, Recipe):
+                method = method.suited_to(target, rows)
+            methods[name] = method
+        return replace(self, methods=methods)
 
     def _stack(self, losses: Mapping[str, Tensor], tempered: Mapping[str, Tensor]) -> TemperedStack:
         """Return the weights of methods, and their temperatures where all can have one.
@@ -331,6 +361,19 @@ def _takes_too_long(name: str, target: Target, rows: Rows) -> bool:
         return rows.n > MAX_ROWS_OF_ENSEMBLE
     predicts_noise = isinstance(target.likelihood, BoundHeteroscedastic)
     return predicts_noise or rows.n > MAX_FULL_BATCH_ROWS
+
+
+def _left_out_for_noise(rows: Rows) -> tuple[str, ...]:
+    """Return the methods with noise that depends on x, where rows cannot tell the noise.
+
+    A few rows say too little about it. Where one value of y is frequent, as of ratings, the noise
+    of rows that repeat goes to 0, and the density at their value to infinity. Leave-one-out
+    residuals are too small where rows of a group or a time depend on each other.
+    """
+    _, y = all_rows(rows)
+    if rows.n < MIN_ROWS_OF_VARIED_NOISE or has_frequent_value(y):
+        return METHODS_OF_VARIED_NOISE
+    return () if rows.blocks is None else ("wide-noise",)
 
 
 def _stacking_folds(rows: Rows, run: SearchRun) -> list[Fold]:

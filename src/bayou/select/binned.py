@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, final
 
-import torch
-from torch import Tensor
-
-from bayou.core import rng
-from bayou.network import Network, evaluating, forward_inputs
+from bayou.core.specs import later_field
+from bayou.methods.wide import Wide
 from bayou.network.target import Target
-from bayou.network.units import units_of, with_units
 from bayou.networks import TableLayout, TableNetwork
+from bayou.select.likelihood_choice import has_frequent_value
 from bayou.select.plans import Plan
 from bayou.select.recipes import Recipe
+from bayou.select.replaced_network import (
+    check_replaceable,
+    count_outputs,
+    table_of,
+    with_table_network,
+)
 from bayou.select.search_run import SearchRun
 from bayou.training.data import Data, Rows, as_data
 from bayou.training.rows import all_rows
 
 HIDDEN: Final = (50,)  # units of the hidden layers: more are slower and not better
+MIN_ROWS_OF_THRESHOLDS: Final = 100  # of the infinite network
 
 
 @final
@@ -33,15 +36,21 @@ class Binned(Recipe):
     columns act smoothly the given network predicts better. The posterior contains its network:
     ``bayou.load`` takes any other in its place.
 
+    A regression with Gaussian noise of up to 3,000 rows has a network of infinite width whose units
+    see thresholds in place of bins, where ``exact`` is given.
+
     Args:
         recipe: the method, of this network.
         hidden: units of the hidden layers.
+        exact: the method of a network of infinite width, in place of ``recipe`` where it is
+            applicable; None (default) for ``recipe`` everywhere.
 
     Paper: Gorishniy, Rubachev & Babenko 2022, https://arxiv.org/abs/2203.05556.
     """
 
     recipe: Recipe
     hidden: tuple[int, ...] = HIDDEN
+    exact: Wide | None = later_field(None)
 
     @property
     def batch_size(self) -> int:
@@ -55,86 +64,54 @@ class Binned(Recipe):
             target: network, likelihood and prior.
             data: the training data.
         """
-        if target.frozen:
-            raise ValueError(
-                f"bins replaces the whole network, and {next(iter(target.frozen))!r} is frozen; "
-                "omit where= and unfreeze it, or use laplace"
-            )
-        if target.prior_given and isinstance(target.prior, Mapping):
-            raise ValueError(
-                "bins replaces the network, so that priors by the names of its tensors have none; "
-                "give one prior, or use laplace"
-            )
+        check_replaceable(target, "bins")
         if any(isinstance(module, TableNetwork) for module in target.net.modules()):
             raise ValueError(
                 "the network is a TableNetwork, which has bins of its own; use laplace, ensemble "
                 "or tabm"
             )
-        _table_of(data)
+        table_of(data, "bins")
 
     def make_plan(self, target: Target, data: Data, run: SearchRun) -> Plan:
         """Plan the fit of the network of tables."""
         rows = as_data(data, self.batch_size)
         self.check_target(target, rows)
-        x = _table_of(rows)
+        x = table_of(rows, "bins")
+        suited = self.suited_to(target, rows)
+        if suited.exact is not None:
+            decision = (
+                f"a network of infinite width with up to {suited.exact.thresholds:,} thresholds of "
+                "each column"
+            )
+            return Plan(target, suited.exact, rows, run.seed, decisions=(decision,))
         layout = TableLayout.fit(x)
-        binned_target = self._replace_network(target, layout, _count_outputs(target, x), run)
+        outputs = count_outputs(target, x, "bins")
+
+        def build() -> TableNetwork:
+            return TableNetwork(layout, outputs, self.hidden)
+
+        binned_target = with_table_network(target, build, "bins", run)
         plan = self.recipe.make_plan(binned_target, rows, run)
         decision = f"a network of tables: {layout.describe()}"
         narrowed = None if plan.narrowed is None else replace(self, recipe=plan.narrowed)
         return replace(plan, decisions=(decision, *plan.decisions), narrowed=narrowed)
 
-    def _replace_network(
-        self, target: Target, layout: TableLayout, outputs: int, run: SearchRun
-    ) -> Target:
-        """Return the target of the network of tables, in the units of the given network."""
-        parameter = next(target.net.parameters())
-        with rng.isolated(run.part_seed("bins"), parameter.device):
-            net = TableNetwork(layout, outputs, self.hidden)
-        net.is_in_files = True
-        net = net.to(device=parameter.device, dtype=parameter.dtype)
-        units = units_of(target.net)
-        if units is not None:
-            net = with_units(net, units)
-        prior = target.prior if target.prior_given else None
-        return Target.build(net, target.likelihood_spec, prior, target.n)
+    def suited_to(self, target: Target, data: Data) -> Binned:
+        """Return this recipe without the exact method where that is not applicable.
 
-
-def _table_of(data: Data) -> Tensor:
-    """Return the inputs of all rows as a matrix, or raise a ValueError if they are none."""
-    if not isinstance(data, Rows):
-        raise ValueError(
-            f"bins reads all rows, which {type(data).__name__} does not support; give (x, y)"
-        )
-    x, _ = all_rows(data)
-    inputs = forward_inputs(x)
-    is_matrix = len(inputs) == 1 and inputs[0].is_floating_point() and inputs[0].ndim == 2
-    if not is_matrix:
-        raise ValueError(
-            "bins is for tables: one tensor of real numbers (rows, columns), got "
-            f"{', '.join(_describe_input(item) for item in inputs)}; use laplace or ensemble"
-        )
-    matrix: Tensor = inputs[0]
-    return matrix
-
-
-def _describe_input(item: object) -> str:
-    """Return the type and, of a tensor, the shape of an argument of a network."""
-    if isinstance(item, Tensor):
-        return f"{item.dtype} {tuple(item.shape)}"
-    return type(item).__name__
-
-
-@torch.no_grad()
-def _count_outputs(target: Target, x: Tensor) -> int:
-    """Return how many numbers the given network returns for a row."""
-    network = Network(target.net)
-    parameter = next(target.net.parameters())
-    with evaluating(network.net):
-        outputs = network.call(target.start(), x[:1].to(parameter))
-    if outputs.ndim != 2:
-        raise ValueError(
-            "bins needs a network that returns a row of numbers for each row of x, got "
-            f"{tuple(outputs.shape)}; use laplace or ensemble"
-        )
-    return outputs.shape[1]
+        Args:
+            target: network, likelihood and prior.
+            data: all rows.
+        """
+        if self.exact is None:
+            return self
+        _, y = all_rows(data)
+        # Of few rows, or where rows depend on each other by groups, times or a frequent value, the
+        # evidence of many thresholds leaves too little noise.
+        has_blocks = isinstance(data, Rows) and data.blocks is not None
+        is_unsuitable = has_blocks or len(y) < MIN_ROWS_OF_THRESHOLDS or has_frequent_value(y)
+        try:
+            self.exact.check_target(target, data)
+        except ValueError:
+            return replace(self, exact=None)
+        return replace(self, exact=None) if is_unsuitable else self

@@ -227,21 +227,20 @@ def _choose_likelihood(
     """Select a likelihood on held-out rows."""
     seed = as_int_seed(seed)
 
+    def fit_method(recipe: Method | Recipe, name: str, training: Rows) -> Posterior:
+        options: dict[str, Any] = {"prior": prior, "where": where, "seed": seed}
+        return fit(net, training, recipe, likelihood=name, progress=progress, **options)
+
     def fit_candidate(name: str, training: Rows) -> Posterior:
         # Modes by L-BFGS are quick, and with less effort they would seem worse than they are.
         is_quick = name != "student-t" and training.n <= MAX_FULL_BATCH_ROWS
-        return fit(
-            net,
-            training,
-            by_name("map", effort=1.0 if is_quick else CANDIDATE_EFFORT),
-            likelihood=name,
-            prior=prior,
-            where=where,
-            seed=seed,
-            progress=progress,
-        )
+        recipe = by_name("map", effort=1.0 if is_quick else CANDIDATE_EFFORT)
+        return fit_method(recipe, name, training)
 
-    return select_likelihood(fit_candidate, rows, seed)
+    def fit_varied_noise(training: Rows) -> Posterior:
+        return fit_method(by_name("wide-noise"), "gaussian", training)
+
+    return select_likelihood(fit_candidate, rows, seed, fit_varied_noise=fit_varied_noise)
 
 
 def _resolve_method(method: Method | Recipe | str | None) -> Method | Recipe:

@@ -15,8 +15,14 @@ from torch import Tensor
 from bayou.metrics import standard_error
 from bayou.posteriors import Posterior
 from bayou.posteriors.posterior import Stage
-from bayou.select.best_method import HELD_OUT_FRACTION, FitComparison, compare_fits
-from bayou.select.search_run import stage_record
+from bayou.select.best_method import (
+    HELD_OUT_FRACTION,
+    FitComparison,
+    compare_fits,
+    held_out_nll,
+    without_warnings,
+)
+from bayou.select.search_run import raise_if_stopped, stage_record
 from bayou.training.data import Data, Rows
 from bayou.training.seeds import part_seed
 
@@ -43,6 +49,8 @@ MIN_ROWS_PER_COUNT: Final = 2  # a mean over the values of y
 
 FitLikelihood = Callable[[str, Rows], Posterior]
 """Fits a network with the likelihood of a name to rows, and predicts y in its units."""
+FitVariedNoise = Callable[[Rows], Posterior]
+"""Fits Gaussian noise that depends on x to rows, and predicts y in its units."""
 
 
 @final
@@ -84,12 +92,23 @@ def likelihood_candidates(y: Tensor | None) -> tuple[str, ...]:
         return ()
     first, *others = CANDIDATES
     of_counts = (COUNTS,) if are_counts(y) else ()
-    _, rows = y.unique(return_counts=True)
-    if len(y) >= MIN_ROWS and int(rows.max()) > MAX_SHARE_OF_VALUE * y.numel():
+    if len(y) >= MIN_ROWS and has_frequent_value(y):
         return first, *of_counts
     if not bool((y > 0).all()):
         others.remove(LOGARITHMIC)
     return first, *of_counts, *others
+
+
+def has_frequent_value(y: Tensor) -> bool:
+    """Return whether more than a twentieth of the targets have one value.
+
+    A density with a narrow peak at this value has a low −log p there, and tells nothing.
+
+    Args:
+        y: the targets.
+    """
+    _, rows = y.unique(return_counts=True)
+    return int(rows.max()) > max(1, MAX_SHARE_OF_VALUE * y.numel())
 
 
 def are_counts(y: Tensor) -> bool:
@@ -117,7 +136,11 @@ def are_counts(y: Tensor) -> bool:
 
 
 def select_likelihood(
-    fit: FitLikelihood, rows: Data, seed: int, candidates: tuple[str, ...] | None = None
+    fit: FitLikelihood,
+    rows: Data,
+    seed: int,
+    candidates: tuple[str, ...] | None = None,
+    fit_varied_noise: FitVariedNoise | None = None,
 ) -> LikelihoodChoice:
     """Select the likelihood of real targets by −log p(y) of a fifth of the rows.
 
@@ -125,7 +148,8 @@ def select_likelihood(
     y plus uniform noise between −½ and ½, which is constant on bins of width 1 around the counts.
     The first candidate is kept unless another one is better by more than two paired standard
     errors, so that noise in the comparison does not decide; Student-t must be better by .1 nats as
-    well. Student-t is not fitted where residuals of Gaussian noise have no heavy tails
+    well, and better than Gaussian noise that depends on x: residuals of such noise have heavy tails
+    together. Student-t is not fitted where residuals of Gaussian noise have no heavy tails
     (``gain_of_heavy_tails``), and the negative binomial where they vary less than counts
     (``residuals_suit_counts``). Rows of other data than tensors, and fewer than 100, keep the first
     candidate.
@@ -135,6 +159,8 @@ def select_likelihood(
         rows: the training data, in the user's units.
         seed: of the split.
         candidates: names of likelihoods, the simplest first; by default those for the targets.
+        fit_varied_noise: fits Gaussian noise that depends on x; by default Student-t is not
+            compared with it.
 
     Returns:
         The name, with the comparison.
@@ -183,8 +209,25 @@ def select_likelihood(
     trials = [
         {"likelihood": name, "nll": float(losses.mean())} for name, losses in comparison.nll.items()
     ]
+    name = _select(comparison)
+    if name == HEAVY_TAILS and fit_varied_noise is not None and names[0] in comparison.nll:
+        varied = _nll_of_varied_noise(fit_varied_noise, training, held_out, seed)
+        if varied < float(comparison.nll[name].mean()):
+            name = names[0]
+        trials.append({"likelihood": f"{names[0]}, noise by x", "nll": varied})
     record = stage_record("likelihood", started, trials)
-    return LikelihoodChoice(_select(comparison), comparison, record)
+    return LikelihoodChoice(name, comparison, record)
+
+
+def _nll_of_varied_noise(fit: FitVariedNoise, training: Rows, held_out: Rows, seed: int) -> float:
+    """Return the mean −log p of held-out rows; infinity where the fit is not possible."""
+    try:
+        with without_warnings():
+            posterior = fit(training)
+    except (ValueError, FloatingPointError, RuntimeError):
+        return math.inf
+    raise_if_stopped(posterior)
+    return float(held_out_nll(posterior, held_out, seed).mean())
 
 
 @torch.no_grad()

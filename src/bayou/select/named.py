@@ -10,8 +10,9 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import bayou
+from bayou.core.progress import spell
 from bayou.core.specs import nearest
-from bayou.select.settings import Training
+from bayou.select.settings import VALIDATION, ConfigError, Training
 
 if TYPE_CHECKING:
     from torch import nn
@@ -138,7 +139,7 @@ def _guide(
         warmup = {"warmup": config.warmup} if config.warmup else {}
         shared = _training_settings(config, lr=lr) | settings | warmup
         guide = getattr(bayou.guides, family)(**options or {})
-        return bayou.VI(guide, beta=config.beta, **shared)
+        return bayou.VI(guide, beta=config.beta, **shared)  # type: ignore[arg-type]
 
     return make
 
@@ -229,6 +230,12 @@ def _ivon(config: Training) -> Method:
 
 def _annealing(config: Training) -> Method:
     """Make Annealed with a tenth of its gradients: on tables the same NLL, with a looser bound."""
+    if config.beta == VALIDATION:
+        name = spell("beta", "--beta")
+        raise ConfigError(
+            f"{name} {VALIDATION} is not for annealed, whose family is only where its draws begin; "
+            "give a number"
+        )
     start = _guide("MeanField")(config)
     method = bayou.Annealed(start, temperatures=40, leapfrogs=5)
     return _with_effort(method, config.effort, "temperatures")
@@ -243,10 +250,25 @@ def _shared_members(config: Training) -> Recipe:
 
 
 def _bins(config: Training) -> Recipe:
-    """Make Laplace for the network of tables in place of the given network."""
+    """Make Laplace for the network of tables, or a wide network with thresholds where it can be."""
     from bayou.select.binned import Binned
 
-    return Binned(_laplace(config))
+    exact = bayou.methods.Wide(draws=3, passes=40, thresholds=128)
+    return Binned(_laplace(config), exact=_with_effort(exact, config.effort, "draws", "passes"))
+
+
+def _linear(config: Training) -> Recipe:
+    """Make Laplace for one linear layer, whose posterior is exact given Gaussian noise."""
+    from bayou.select.linear_model import LinearModel
+
+    return LinearModel(_laplace(config))
+
+
+def _predicted_noise(config: Training) -> Recipe:
+    """Make the members of ``tabm`` for a network of tables that predicts its noise."""
+    from bayou.select.predicted_noise import PredictedNoise
+
+    return PredictedNoise(_shared_members(config))
 
 
 def _auto(config: Training) -> Recipe:
@@ -301,6 +323,15 @@ _METHODS = (
         _shared_members,
         selects_prior=False,
         cost=4.0,
+    ),
+    Named(
+        "tabm-noise",
+        "TabM, own noise",
+        "tabm of a network that predicts the noise of every row: numbers, from 1,000 rows on",
+        _predicted_noise,
+        selects_prior=False,
+        needs_net=False,
+        cost=8.0,
     ),
     Named(
         "ffg",
@@ -446,17 +477,34 @@ _METHODS = (
         cost=2.0,
     ),
     Named(
+        "wide-noise",
+        "Wide network, varied noise",
+        "the same with noise that depends on x (Kersting 2007)",
+        lambda c: _with_effort(bayou.methods.Wide(varied_noise=True), c.effort, "draws", "passes"),
+        selects_prior=False,
+        needs_net=False,
+        cost=4.0,
+    ),
+    Named(
         "bins",
         "Bins",
-        "laplace of a network that sees every number in bins as well (Gorishniy 2022): tables",
+        "a network that sees every number in bins as well, wide or by laplace: tables with steps",
         _bins,
         needs_net=False,
         cost=6.0,
     ),
     Named(
+        "linear",
+        "Linear model",
+        "one linear layer in place of the network, exact for numbers: tables, trends in time",
+        _linear,
+        needs_net=False,
+        cost=1.0,
+    ),
+    Named(
         "auto",
         "Auto",
-        "a mixture of ensemble, laplace, wide, bins, tabm and mnf, with weights by held-out rows",
+        "a mixture of several of these methods, with weights by held-out rows",
         _auto,
         cost=61.0,
     ),

@@ -21,7 +21,7 @@ from bayou.inference.point import PointModel
 from bayou.likelihoods.continuous import BoundHeteroscedastic
 from bayou.likelihoods.discrete import FiniteLikelihood
 from bayou.methods.point import MAP
-from bayou.methods.vi import VI
+from bayou.methods.vi import VALIDATION, VI
 from bayou.network.target import Target
 from bayou.posteriors.posterior import Stage
 from bayou.select.beside_mode import compare_with_mode
@@ -33,6 +33,7 @@ from bayou.select.full_batch import (
     is_judged_by_log_prob,
     prepare_search,
 )
+from bayou.select.kl_weight import plan_kl_weight
 from bayou.select.likelihood_parameters import with_fixed_parameters
 from bayou.select.many_rows import plan_many_rows, split_many_rows
 from bayou.select.named import by_name
@@ -93,6 +94,17 @@ class Recipe(Checked, ABC):
             data: the training data.
         """
 
+    def suited_to(self, target: Target, data: Data) -> Recipe:
+        """Return the recipe with what the target and the number of rows decide; here itself.
+
+        ``Auto`` calls it with all rows, so that fits to some of them are of the same method.
+
+        Args:
+            target: network, likelihood and prior.
+            data: all rows.
+        """
+        return self
+
     @abstractmethod
     def make_plan(self, target: Target, data: Data, run: SearchRun) -> Plan:
         """Select settings on held-out rows.
@@ -140,14 +152,43 @@ def plan(
     """
     recipe = by_name(name) if isinstance(name, str) else name
     data = as_data(rows, recipe.batch_size)
-    if isinstance(recipe, Method):
+    if isinstance(recipe, Method) and not selects_kl_weight(recipe):
         return Plan(target, recipe, data, seed)
     file = None if checkpoint is None else Path(checkpoint)
     run = SearchRun(as_int_seed(seed), file, progress)
     try:
+        if isinstance(recipe, Method):
+            return plan_method(recipe, target, data, run)
         return recipe.make_plan(target, data, run)
     except SearchInterrupted as stop:
         return Fitted.plan(None, stop.posterior, data, run.seed)
+
+
+def selects_kl_weight(method: Method) -> bool:
+    """Return whether β is to be selected on held-out rows.
+
+    Args:
+        method: any method.
+    """
+    return isinstance(method, VI) and method.beta == VALIDATION
+
+
+def plan_method(method: Method, target: Target, data: Data, run: SearchRun) -> Plan:
+    """Plan the fit of a method object; nothing but the β of ``VI(beta="validation")`` is selected.
+
+    Args:
+        method: the method.
+        target: network, likelihood and prior.
+        data: the training data.
+        run: of the search and the fit.
+    """
+    if not isinstance(method, VI) or method.beta != VALIDATION:
+        return Plan(target, method, data, run.seed)
+
+    def plan_of(beta: float, target: Target, rows: Data, run: SearchRun) -> Plan:
+        return Plan(target, replace(method, beta=beta), rows, run.seed)
+
+    return plan_kl_weight(plan_of, target, data, run)
 
 
 @final
@@ -156,7 +197,7 @@ class Standardized(Recipe):
     """A method object for which ``bayou.fit`` standardizes x and y, as it does for a name.
 
     Args:
-        method: the method; nothing is selected.
+        method: the method; nothing but the β of ``VI(beta="validation")`` is selected.
     """
 
     method: Method
@@ -168,7 +209,7 @@ class Standardized(Recipe):
 
     def make_plan(self, target: Target, data: Data, run: SearchRun) -> Plan:
         """Plan the fit of the method."""
-        return Plan(target, self.method, data, run.seed)
+        return plan_method(self.method, target, data, run)
 
 
 @final
@@ -228,6 +269,8 @@ class NamedMethod(Recipe):
 
     def make_plan(self, target: Target, data: Data, run: SearchRun) -> Plan:
         """Select the settings that the target and the rows admit."""
+        if selects_kl_weight(self.method):
+            return plan_kl_weight(self._plan_with_kl_weight, target, data, run)
         run = replace(run, start=self.start)
         rows = as_data(data, self.batch_size)
         is_prior_given = target.prior_given
@@ -271,6 +314,15 @@ class NamedMethod(Recipe):
                 and has_scale_of_many_rows(self.start, target, rows)
             ),
         )
+
+    def _plan_with_kl_weight(self, beta: float, target: Target, data: Data, run: SearchRun) -> Plan:
+        """Return the plan of this recipe with another β."""
+        method = self.method
+        if isinstance(method, VI):
+            method = replace(method, beta=beta)
+        recipe = replace(self, method=method)
+        selected = recipe.make_plan(target, data, run)
+        return replace(selected, narrowed=selected.narrowed or recipe)
 
     def _plan_many_rows(
         self, method: Method, target: Target, rows: Rows, run: SearchRun, *, selects_prior: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, final
+from typing import Any, Final, final
 
 import torch
 from torch import Tensor
@@ -94,19 +94,22 @@ class Path:
         randomized: tuple[Params, Tensor] | None = None,
     ) -> None:
         self.target = target
-        self.multipliers = list(multipliers)
+        self.multipliers: list[dict[str, float | Tensor]] = list(multipliers)
         self.steps = steps
         self.passes_per_step = passes
         self.report = report
-        self.randomized = randomized or (None, None)
+        self.randomized: tuple[dict[str, Tensor], Tensor] | tuple[None, None] = randomized or (
+            None,
+            None,
+        )
         weight = next(target.net.parameters())
-        self.rows = move(next(rows.with_batch_size(rows.n).epoch()), weight)
-        self.masks = masks.to(weight.device)
-        self.first = starts or {
+        self.rows: tuple[Any, Tensor] = move(next(rows.with_batch_size(rows.n).epoch()), weight)
+        self.masks: Tensor = masks.to(weight.device)
+        self.first: dict[str, Tensor] = starts or {
             name: value.expand(len(masks), *value.shape) for name, value in target.start().items()
         }
         self.stack: Params = {}  # the modes of the last step
-        self.passes = 0  # over the rows, of all problems
+        self.passes: int = 0  # over the rows, of all problems
 
     def walk(self) -> Iterator[Tensor]:
         """Yield the errors of all rows at every step, (K, N).
@@ -127,7 +130,7 @@ class Path:
             )
             self.stack = modes.run(self.passes_per_step, self._reporter(number))
             self.passes += modes.passes
-            self.errors = modes.errors().nan_to_num(torch.inf)
+            self.errors: Tensor = modes.errors().nan_to_num(torch.inf)
             yield self.errors
             start = self._next_start(self.stack, float(modes.error_of_zero().mean()))
 

@@ -6,6 +6,7 @@ This module does not import torch: ``bayou --help`` reads these fields.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -19,9 +20,13 @@ DEFAULT_METHOD_OF_FILES = "auto"  # of `bayou train` for a file of rows
 
 Must = tuple[str, Callable[[Any], bool]]  # in words, and as a test
 ONE_OR_MORE: Must = ("at least 1", lambda value: value >= 1)
-ZERO_OR_MORE: Must = ("at least 0", lambda value: value >= 0)
 POSITIVE: Must = ("a positive number", lambda value: 0 < value < float("inf"))
 SHARE: Must = ("from 0 to 1", lambda value: 0 <= value <= 1)
+VALIDATION = "validation"  # the beta that is selected on held-out rows
+WEIGHT: Must = (
+    f"at least 0, or {VALIDATION}",
+    lambda value: value == VALIDATION or (not isinstance(value, str) and value >= 0),
+)
 FRACTION: Must = ("a fraction from 0 to below 1", lambda value: 0 <= value < 1)
 
 
@@ -64,8 +69,12 @@ class Training:
     chains: int | None = setting(
         None, TRAINING, "chains of a sampler; by default the method's own", ONE_OR_MORE
     )
-    beta: float = setting(
-        1.0, TRAINING, "weight of the KL of variational methods; 1 for the ELBO", ZERO_OR_MORE
+    beta: float | str = setting(
+        1.0,
+        TRAINING,
+        "weight of the KL of variational methods; 1 for the ELBO, validation to select it on "
+        "held-out rows by five fits",
+        WEIGHT,
     )
     warmup: float = setting(
         0.0, TRAINING, "fraction of the steps over which beta increases from 0", SHARE
@@ -81,6 +90,9 @@ class Training:
     )
 
     def __post_init__(self) -> None:
+        if isinstance(self.beta, str) and self.beta != VALIDATION:
+            with contextlib.suppress(ValueError):  # of the condition below
+                object.__setattr__(self, "beta", float(self.beta))
         for option in fields(self):
             value = getattr(self, option.name)
             must = option.metadata.get("must")

@@ -502,8 +502,8 @@ class StandardizedBatches(Data):
     def __init__(self, data: Data, units: Units) -> None:
         self.data = data
         self.units = units
-        self.n = data.n
-        self.rows_first = data.rows_first
+        self.n: int = data.n
+        self.rows_first: bool = data.rows_first
 
     @property
     def batches(self) -> int:
