@@ -36,7 +36,7 @@ def test_the_density_of_a_gain_is_that_of_its_base_over_the_jacobian(components,
     assert_close(made.log_prob(z), log_q, rtol=1e-9, atol=1e-9)
 
     def whole(one):
-        center, std = made._frame()
+        center, std = made.frame()
         u, _ = push(made.transform, (one.unsqueeze(0) - center) / std)
         lower = torch.zeros(4, 4, dtype=F64) if made.lower is None else made.lower.tril(-1)
         return (center + std * (u @ (torch.eye(4, dtype=F64) + lower).mT))[0]

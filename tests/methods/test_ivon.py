@@ -54,6 +54,21 @@ def test_ivon_reaches_the_mean_field_posterior(options, scale, center):
         assert bound.value == pytest.approx(MEAN_FIELD, abs=0.02 + 4 * bound.standard_error)
 
 
+@pytest.mark.parametrize("local", [False, True])
+def test_a_start_with_far_too_little_curvature_is_stable(local):
+    """The curvature of the mean loss is 100: lr·100 = 20 Newton steps, were they not bounded."""
+    method = IVON(steps=200, samples=4, lr=0.2, hessian=0.1, warmup=0.4, local=local)
+    net = linear(np.zeros(4))
+    likelihood = bayou.Gaussian(NOISE)
+    posterior = bayou.fit(net, (PHI, TARGETS), method, likelihood=likelihood, progress=False)
+    guide = posterior.bayesian.guides[0]
+    precision = 1 + 21 / NOISE**2
+    mean = PHI.T @ TARGETS / NOISE**2 / precision
+    std = torch.full((1, 4), precision**-0.5, dtype=F64)
+    assert_close(guide.log_std.detach().exp(), std, rtol=0.15, atol=0)
+    assert ((guide.center.detach() - mean.mT) / std).abs().max() < 1
+
+
 def test_a_prior_is_learned_where_the_bound_is_largest():
     """For q = Π N(m, σ²) the best scale is s² = mean(m² + σ²), and q is the best mean field under
     it.

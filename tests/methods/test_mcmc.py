@@ -1,6 +1,5 @@
 """Markov chains: their log joint, their start, what is sampled, and how a run ends."""
 
-import os
 import signal
 from dataclasses import replace
 
@@ -292,7 +291,7 @@ class Pressing(nn.Linear):
     def forward(self, x):
         self.calls += 1
         if self.calls == self.at:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
         return super().forward(x)
 
 

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 import bayou
 from bayou import IVON, MNF
 from bayou.core.specs import from_json, to_json
+from bayou.guides import RankOne
 from bayou.guides.gain import GainFlow
 from bayou.inference.method import Method
 from bayou.methods.evidence_bound import EvidenceBound
@@ -80,8 +81,13 @@ def test_the_loss_and_the_closed_form_have_the_gradient_of_the_whole_bound(auxil
         loss, numbers = bound.loss(x, y)
         loss.backward()
         gradients.append({name: p.grad.clone() for name, p in bayesian.named_parameters()})
-    moments = numbers[GAIN_MOMENTS].split([3, 3, 5, 5])
-    moments_of = {"0.weight": moments[:2], "2.weight": moments[2:]}
+    observed = numbers[GAIN_MOMENTS].split([3, 3, 5, 5])
+    moments_of = {}
+    for index, name in enumerate(["0.weight", "2.weight"]):
+        center, std = bound.moments[index].frame()
+        v_mean, v_square = observed[2 * index : 2 * index + 2]
+        square = center.square() + 2 * center * std * v_mean + std.square() * v_square
+        moments_of[name] = (center + std * v_mean, square)
     precision = 1 / 0.5**2
     for index, member in enumerate(bayesian.guides):
         mean, square = moments_of.get(member.name, (1.0, 1.0))
@@ -137,7 +143,7 @@ def test_it_reaches_the_posterior_of_an_orthogonal_regression():
     phi, y, mean, std = orthogonal_regression()
     steps = {"steps": 500, "samples": 8, "start": "network"}
     methods = [
-        IVON(MNF(None, z_std=0.03), lr=0.2, local=True, plain_lr=0.01, **steps),
+        IVON(MNF(None), lr=0.2, local=True, **steps),
         bayou.VI(MNF(None), lr=0.01, **steps),
     ]
     bounds = []
@@ -155,6 +161,33 @@ def test_it_reaches_the_posterior_of_an_orthogonal_regression():
     # the ratio of curvatures to their mean over 1/(1 − β₂) = 100 steps of 8 draws is within 10 %
     assert_close(got_std, torch.full_like(got_std, std), rtol=0.15, atol=0)
     assert ((got_mean.mT - mean) / std).abs().max() < 0.5
+
+
+@pytest.mark.parametrize(
+    ("hessian", "z_std", "options"),
+    [
+        (1.0, 0.3, {"local": True}),
+        (0.1, 0.03, {"local": True, "warmup": 0.4}),
+        (0.1, 0.3, {"local": False}),
+        (0.5, 0.1, {"local": False, "warmup": 0.4}),
+    ],
+)
+def test_it_is_robust_to_the_start(hessian, z_std, options):
+    """Natural gradients of q(z0) make the spread of gains follow σ, whose curvature grows 100-fold.
+
+    q(W) is at least as wide as given z: Σ σ² is that of the posterior, to the noise of h.
+    """
+    phi, y, mean, std = orthogonal_regression()
+    guide = MNF(None, z_std=z_std, local=options["local"])
+    method = IVON(guide, lr=0.2, hessian=hessian, steps=200, samples=8, start="network", **options)
+    torch.manual_seed(0)
+    net = nn.Linear(4, 3, bias=False, dtype=F64)
+    posterior = fitted(method, net, (phi, y), likelihood=bayou.Gaussian(NOISE))
+    got_mean, got_std = posterior.bayesian.guides[0].moments()
+    assert_close(got_std, torch.full_like(got_std, std), rtol=0.2, atol=0)
+    assert ((got_mean.mT - mean) / std).abs().max() < 1.0
+    bound = bayou.elbo(posterior, (phi, y), seed=0)
+    assert bound.value == pytest.approx(log_evidence(phi, y), abs=1.0 + 4 * bound.standard_error)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +214,8 @@ def test_a_run_resumes_bit_for_bit(changes, tmp_path):
 
 
 def test_running_means_of_gains_follow_their_distribution():
-    method = IVON(MNF(None, z_std=0.5), steps=3, plain_lr=1e-12)
+    """q(z0) changes by far in the first steps; its moments are known at once."""
+    method = IVON(MNF(z_std=0.5), steps=30, samples=4, plain_lr=1e-4)
     captured = []
     observe = NaturalBound.after_step
 
@@ -191,10 +225,17 @@ def test_running_means_of_gains_follow_their_distribution():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(NaturalBound, "after_step", watch)
-        fitted(method)
-    # of 1,024 draws and 3 steps with 1 % each: standard errors of 0.016 and about 0.04
-    assert_close(captured[0].mean, torch.ones(3, dtype=F64), rtol=0, atol=0.1)
-    assert_close(captured[0].square, torch.full((3,), 1.25, dtype=F64), rtol=0, atol=0.2)
+        posterior = fitted(method)
+    guide = posterior.bayesian.guides[0]
+    z, _ = guide.gain.draw(4096, 0)
+    moments = captured[-1]
+    std = z.std(0)
+    assert (std - 0.5).abs().min() > 0.05
+    assert ((moments.mean - z.mean(0)) / std).abs().max() < 0.1
+    assert_close(moments.variance.sqrt(), std, rtol=0.1, atol=0)
+    # r(z|W) has the moments of the last step but one
+    assert_close(guide.auxiliary.center.detach(), moments.mean, rtol=0, atol=0.02)
+    assert_close(guide.auxiliary.log_std.detach().exp(), std, rtol=0.2, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -204,11 +245,77 @@ def test_running_means_of_gains_follow_their_distribution():
         (bayou.Inducing(3), "Inducing"),
         ({"0.*": MNF(), "*": bayou.SparseVD()}, "SparseVD"),
         (bayou.Dropout(0.1), "Dropout"),
+        (RankOne(4), "RankOne"),
+        (bayou.NodeNoise(components=4), r"NodeNoise\(components=4\)"),
     ],
 )
 def test_other_families_are_refused(guide, name):
     with pytest.raises(ValueError, match=f"Gaussian given their gains.*{name} is not: use VI"):
         IVON(guide)
+    with pytest.raises(ValueError, match=f"Gaussian given their gains.*{name} is not: use VI"):
+        bayou.VI(guide, optimizer="natural")
+
+
+@pytest.mark.parametrize(
+    "guide", [bayou.MeanField(), MNF(None), {"0.*": MNF(), "*": bayou.Delta()}]
+)
+def test_vi_with_natural_gradients_is_ivon(guide):
+    options = {"steps": 5, "samples": 2, "warmup": 0.4, "batch_size": 10}
+    natural = bayou.VI(guide, optimizer="natural", scale_lr=0.02, **options)
+    assert natural.natural() == IVON(guide, plain_lr=0.002, **options)
+    assert_same(fitted(natural), fitted(natural.natural()))
+    assert from_json(to_json(natural), Method, bayou.guides.GuideSpec) == natural
+    assert replace(natural, lr=0.3).natural().lr == 0.3
+
+
+@pytest.mark.parametrize(
+    "guide", [bayou.NodeNoise(z_std=0.5), RankOne(1, std=0.5, spread=1e-9), RankOne(3, std=0.5)]
+)
+def test_gaussian_gains_of_points_reach_their_posterior(guide):
+    """y = x·M·z with M = 0.5: q(z) = N(c, s²) is exact for one gain. RankOne has two for a weight,
+    whose product has the mean of the posterior for every member.
+    """
+    x = normal(30, 1)
+    y = 0.8 * x + 0.1 * normal(30, 1, seed=1)
+    net = nn.Linear(1, 1, bias=False, dtype=F64)
+    with torch.no_grad():
+        net.weight.fill_(0.5)
+    method = bayou.VI(guide, optimizer="natural", steps=300, samples=16, lr=1.0, scale_lr=1e-12)
+    posterior = fitted(method, net, (x, y), likelihood=bayou.Gaussian(0.1))
+    factors = posterior.bayesian.guides[0].gaussian_factors()
+    means = torch.stack([factor.mean.detach().flatten() for factor in factors])
+    precision = 1 / guide.prior_std**2 + float((0.5 * x).square().sum()) / 0.1**2
+    information = 1 / guide.prior_std**2 + float((0.5 * x * y).sum()) / 0.1**2
+    mean = information / precision
+    assert_close(means.prod(0), torch.full_like(means[0], mean), rtol=0.05, atol=0)
+    if isinstance(guide, bayou.NodeNoise):
+        std = float(factors[0].log_std.detach().exp())
+        assert std == pytest.approx(precision**-0.5, rel=0.15)
+
+
+def test_named_optimizers_are_of_vi_alone():
+    for method in (bayou.VI, bayou.MAP):
+        with pytest.raises(ValueError, match="optimizer must be a callable or None.*'sgd'"):
+            method(optimizer="sgd")
+    with pytest.raises(ValueError, match="optimizer must be a callable or None"):
+        bayou.MAP(optimizer="natural")
+    with pytest.raises(ValueError, match="natural gradients has no beta"):
+        bayou.VI(optimizer="natural", beta=0.5)
+    with pytest.raises(ValueError, match="clipped gradient"):
+        bayou.VI(optimizer="natural", clip=1.0)
+
+
+def test_gains_of_mnf_run_along_the_axis_of_choice():
+    net = nn.Conv2d(3, 5, 3, groups=1)
+    sizes = {None: 5, "output": 5, "input": 3}
+    for where, size in sizes.items():
+        bayesian = bayou.bayesianize(net, {"weight": MNF(where=where), "*": bayou.Delta()})
+        draw = bayesian.guides[0].draw(2, seed=0)
+        assert draw.gains.z.shape == (2, size)
+        assert draw.parts["weight"].shape == (2, 5, 3, 3, 3)
+    with pytest.raises(ValueError, match="MNF where must be one of input, output"):
+        MNF(where="both")
+    assert "where" not in to_json(MNF())["fields"]
 
 
 @pytest.mark.parametrize("scale", [0.1, 10.0])

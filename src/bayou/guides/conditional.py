@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -63,7 +64,8 @@ class ConditionalGaussian:
         prior: p(W).
         gain: q(z); None (the default) for no gains.
         axis: the axis of M along which the gains run; 0 by default.
-        locations: parameters of q(z) and r(z|W) in units of z, (..., D); () by default.
+        moments_of_gains: parameters of r(z|W) whose best values are E[z] and log std(z), (D,)
+            each; None by default.
     """
 
     name: str
@@ -72,7 +74,12 @@ class ConditionalGaussian:
     prior: BoundPrior
     gain: GainFlow | None = None
     axis: int = 0
-    locations: tuple[nn.Parameter, ...] = ()
+    moments_of_gains: tuple[nn.Parameter, nn.Parameter] | None = None
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of q(W|z), and those of r(z|W) that are moments of z."""
+        return [self.center, self.log_std, *(self.moments_of_gains or ())]
 
     @property
     def normal_prior(self) -> BoundNormal:
@@ -108,7 +115,10 @@ class ConditionalGaussian:
 
 
 class GainMoments(nn.Module):
-    """Running means of z and z² over steps, in buffers, which are part of every checkpoint.
+    """Running means of v and v² over steps, for z = c + s·v, in buffers of every checkpoint.
+
+    c and s are the mean and the standard deviation of a Gaussian q(z0) (``GainFlow.frame``), which
+    can change by far in a step; the distribution of v changes slowly.
 
     Args:
         gain: q(z), of which seeded draws give the initial values.
@@ -116,24 +126,57 @@ class GainMoments(nn.Module):
         draws: the number of these draws, 1,024 by default.
     """
 
-    mean: Tensor
-    square: Tensor
+    v_mean: Tensor
+    v_square: Tensor
 
     def __init__(self, gain: GainFlow, decay: float = 0.99, draws: int = 1024) -> None:
         super().__init__()
         self.decay = decay
+        self.frame: Callable[[], tuple[Tensor | float, Tensor | float]] = gain.frame
         with torch.no_grad():
             z, _ = gain.draw(draws, 0)
-        self.register_buffer("mean", z.mean(0))
-        self.register_buffer("square", z.square().mean(0))
+            v_mean, v_square = self.observation(z)
+        if gain.transform is None and gain.factors:  # known, and then constant
+            v_mean.zero_()
+            v_square.fill_(1.0)
+        self.register_buffer("v_mean", v_mean)
+        self.register_buffer("v_square", v_square)
+
+    @property
+    def mean(self) -> Tensor:
+        """Return E[z], (D,)."""
+        center, std = self.frame()
+        return center + std * self.v_mean
+
+    @property
+    def variance(self) -> Tensor:
+        """Return Var[z], (D,)."""
+        _, std = self.frame()
+        return (self.v_square - self.v_mean.square()).clamp_min(0.0) * std**2
+
+    @property
+    def square(self) -> Tensor:
+        """Return E[z²], (D,)."""
+        return self.mean.square() + self.variance
+
+    @torch.no_grad()
+    def observation(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the means of v and v² over draws, (D,) each.
+
+        Args:
+            z: draws of the gains, (n, D).
+        """
+        center, std = self.frame()
+        v = (z - center) / std
+        return v.mean(0), v.square().mean(0)
 
     @torch.no_grad()
     def observe(self, mean: Tensor, square: Tensor) -> None:
         """Update with the means of a step.
 
         Args:
-            mean: of z over its draws, (D,).
-            square: of z², (D,).
+            mean: of v over its draws, (D,).
+            square: of v², (D,).
         """
-        self.mean.lerp_(mean, 1 - self.decay)
-        self.square.lerp_(square, 1 - self.decay)
+        self.v_mean.lerp_(mean, 1 - self.decay)
+        self.v_square.lerp_(square, 1 - self.decay)

@@ -34,7 +34,7 @@ class DropoutGuide(TensorGuide):
 
     kl_kind = KL.constant
     prior: BoundNormal
-    scales = ("logit_p",)
+    scales: ClassVar[tuple[str, ...]] = ("logit_p",)
 
     def __init__(
         self, tensors: Tensors, axis: int | None, p: float, rate: str, temperature: float
@@ -44,9 +44,9 @@ class DropoutGuide(TensorGuide):
         self.rate = rate
         self.temperature = temperature
         value = tensors.value
-        self.center = nn.Parameter(value.clone())
+        self.center: nn.Parameter = nn.Parameter(value.clone())
         logit = torch.tensor(math.log(p) - math.log1p(-p), dtype=value.dtype, device=value.device)
-        self.logit_p = nn.Parameter(logit, requires_grad=rate != "fixed")
+        self.logit_p: nn.Parameter = nn.Parameter(logit, requires_grad=rate != "fixed")
 
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
         shape = self.center.shape

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,10 @@ from torch import Tensor, nn
 
 from bayou import flows
 from bayou.core import rng
+from bayou.core.constants import LOG_2PI
 from bayou.flows import Label, Map
+from bayou.flows.layers.coupling import can_couple_together, couple_together
+from bayou.guides.factors import GaussianFactor
 from bayou.guides.guide import Gain, GuideSpec
 from bayou.guides.joint import FlowName, make_transform, push
 
@@ -47,13 +50,13 @@ class GainFlow(nn.Module):
         else:
             self.base = flows.DiagonalNormal(inner, mean=1.0, std=std)
         self.transform = transform
-        self.label = Label() if transform is None else transform.label
-        self.square = transform is not None and inner == dim
+        self.label: Label = Label() if transform is None else transform.label
+        self.square: bool = transform is not None and inner == dim
         self.lower = nn.Parameter(torch.zeros(dim, dim)) if self.square and mixing else None
 
-    def _frame(self) -> tuple[Tensor | float, Tensor | float]:
+    def frame(self) -> tuple[Tensor | float, Tensor | float]:
         """Return c and s; (0, 1) for a flow that changes the dimension."""
-        if not self.square:
+        if not self.square and self.transform is not None:
             return 0.0, 1.0
         base = self.base
         if isinstance(base, flows.DiagonalNormal):
@@ -62,10 +65,21 @@ class GainFlow(nn.Module):
 
     @property
     def locations(self) -> tuple[nn.Parameter, ...]:
-        """Return the parameters in units of z, (..., D); none for a flow of another dimension."""
-        mean = self.base.mean
+        """Return the means of a mixture, in units of z: (K, D).
+
+        There are none for a flow of another dimension, and for a Gaussian, which is a factor.
+        """
         has_units_of_z = self.square or self.transform is None
-        return (mean,) if has_units_of_z and isinstance(mean, nn.Parameter) else ()
+        if not has_units_of_z or not isinstance(self.base, flows.GaussianMixture):
+            return ()
+        return (self.base.mean,)
+
+    @property
+    def factors(self) -> tuple[GaussianFactor, ...]:
+        """Return q(z0), if it is a Gaussian."""
+        if not isinstance(self.base, flows.DiagonalNormal):
+            return ()
+        return (GaussianFactor(self.base.mean, self.base.log_std),)
 
     def draw(self, n: int, seed: rng.Seed = None, start: int = 0) -> tuple[Tensor, Tensor]:
         """Draw z (n, D), with log q(z) (n,).
@@ -79,6 +93,23 @@ class GainFlow(nn.Module):
         z, ladj = self.push(z0, seed, start)
         return z, self.base.log_prob(z0) - ladj
 
+    @property
+    def is_standardized(self) -> bool:
+        """Return whether z = c + s ⊙ L·T(ε) with ε ~ N(0, I), which ``gains_at_noise`` needs."""
+        if self.transform is None or self.transform.takes_noise:
+            return False
+        return self.square and isinstance(self.base, flows.DiagonalNormal)
+
+    def noise(self, n: int, seed: rng.Seed = None, start: int = 0) -> Tensor:
+        """Draw ε of a gain that ``is_standardized``: (n, D).
+
+        Args:
+            n: the number of draws.
+            seed: the seed; None uses torch's global stream.
+            start: the index of the first draw.
+        """
+        return rng.normal(n, self.base.event_shape, self.base.anchor, seed, start)
+
     def push(self, z0: Tensor, seed: rng.Seed = None, start: int = 0) -> tuple[Tensor, Tensor]:
         """Return z (n, D) at z0 (n, D), and log |∂z/∂z0| (n,).
 
@@ -89,7 +120,7 @@ class GainFlow(nn.Module):
         """
         if self.transform is None:
             return z0, z0.new_zeros(len(z0))
-        center, std = self._frame()
+        center, std = self.frame()
         u, ladj = push(self.transform, (z0 - center) / std, seed, start)
         if self.lower is not None:
             u = u + u @ self.lower.tril(-1).mT
@@ -119,7 +150,7 @@ class GainFlow(nn.Module):
         """
         if self.transform is None:
             return self.base.log_prob(z)
-        center, std = self._frame()
+        center, std = self.frame()
         u = (z - center) / std
         if self.lower is not None:
             flat = torch.linalg.solve_triangular(
@@ -128,6 +159,68 @@ class GainFlow(nn.Module):
             u = flat.reshape(u.shape)
         eps, ladj = push(self.transform, u, inverse=True)
         return self.base.log_prob(center + std * eps) + ladj
+
+
+def gains_at_noise(
+    gains: Sequence[GainFlow], noises: Sequence[Tensor]
+) -> tuple[Sequence[Tensor], Tensor]:
+    """Return z of G gains that are ``is_standardized``, and log q(z).
+
+    All gains are one vector: an operation on small vectors takes as long for one as for many.
+
+    Args:
+        gains: the gains.
+        noises: ε of each, (n, D) with the same n.
+
+    Returns:
+        z of each, (n, D), and log q(z) of all, (G, n).
+    """
+    sizes = [noise.shape[-1] for noise in noises]
+    eps = torch.cat(list(noises), -1)
+    bases = [gain.base for gain in gains if isinstance(gain.base, flows.DiagonalNormal)]
+    center = torch.cat([base.mean for base in bases])
+    log_std = torch.cat([base.log_std for base in bases])
+    transforms = [gain.transform for gain in gains if gain.transform is not None]
+    u, ladj = _transform_together(transforms, eps, sizes)
+    if any(gain.lower is not None for gain in gains):
+        pieces = [
+            piece if gain.lower is None else piece.addmm(piece, gain.lower.tril(-1).mT)
+            for gain, piece in zip(gains, u.split(sizes, -1), strict=True)
+        ]
+        u = torch.cat(pieces, -1)
+    z = torch.addcmul(center, log_std.exp(), u)
+    # ε does not depend on the parameters: log N(z0; c, s²) = log N(ε) − Σ log s
+    log_base = -0.5 * (eps.square() + LOG_2PI) - log_std
+    return z.split(sizes, -1), sum_pieces(log_base, sizes) - ladj
+
+
+def sum_pieces(x: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Sum the pieces of vectors: (..., ΣD) to (G, ...).
+
+    Args:
+        x: the vectors.
+        sizes: D of each of the G pieces.
+    """
+    return torch.stack([piece.sum(-1) for piece in x.split(list(sizes), -1)])
+
+
+def _transform_together(
+    transforms: Sequence[Map], x: Tensor, sizes: list[int]
+) -> tuple[Tensor, Tensor]:
+    """Apply a transform to each of the vectors in x, (n, ΣD), with the ladj of each, (G, n)."""
+    if len(transforms) == 1:
+        y, ladj_of_one = push(transforms[0], x)
+        return y, ladj_of_one.unsqueeze(0)
+    chains = [t.transforms if isinstance(t, flows.Chain) else [t] for t in transforms]
+    is_alike = len({len(chain) for chain in chains}) == 1
+    if is_alike and all(can_couple_together(links) for links in zip(*chains, strict=True)):
+        ladj: Tensor | float = 0.0
+        for links in zip(*chains, strict=True):
+            x, term = couple_together(links, x)
+            ladj = ladj + term
+        return x, ladj  # type: ignore[return-value]
+    pairs = [push(t, part) for t, part in zip(transforms, x.split(sizes, -1), strict=True)]
+    return torch.cat([y for y, _ in pairs], -1), torch.stack([term for _, term in pairs])
 
 
 class GainSpec(GuideSpec):

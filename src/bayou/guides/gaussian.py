@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -11,12 +12,15 @@ from torch import Tensor, nn
 
 from bayou.core import rng
 from bayou.core.params import Params, flatten
+from bayou.curvature.covariance import Covariance, Diagonal
 from bayou.curvature.joint import JointNormal
 from bayou.curvature.swag import LowRankPlusDiagonal
 from bayou.guides.conditional import ConditionalGaussian
+from bayou.guides.gaussian_terms import gaussian_terms, has_simple_prior
 from bayou.guides.guide import (
     KL,
     Draw,
+    DrawNoise,
     GuideSpec,
     Local,
     TensorGuide,
@@ -37,14 +41,14 @@ class PointGuide(TensorGuide):
         learn: whether the value is trained.
     """
 
-    points = 1
+    points: int | None = 1
     is_point = True
 
     def __init__(self, tensors: Tensors, penalty: bool, learn: bool) -> None:
         super().__init__(tensors)
         self.penalty = penalty
         self.kl_kind = KL.constant if penalty else KL.exact
-        self.value = nn.Parameter(tensors.value.clone(), learn)
+        self.value: nn.Parameter = nn.Parameter(tensors.value.clone(), learn)
 
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
         kl = -self.prior.log_prob(self.value) if self.penalty else self.value.new_zeros(())
@@ -97,10 +101,13 @@ class Factorized(TensorGuide):
     def __init__(self, tensors: Tensors, std: float, kl_kind: KL = KL.exact) -> None:
         super().__init__(tensors)
         self.kl_kind = kl_kind
-        self.center = nn.Parameter(tensors.value.clone())
-        self.log_std = nn.Parameter(torch.full_like(tensors.value, math.log(std)))
+        self.center: nn.Parameter = nn.Parameter(tensors.value.clone())
+        self.log_std: nn.Parameter = nn.Parameter(torch.full_like(tensors.value, math.log(std)))
 
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
+        if has_simple_prior(self.prior):
+            eps = None if local else rng.normal(n, self.center.shape, self.center, seed, start)
+            return self.draw_together([self], [DrawNoise(n, eps)])[0]
         std = self.log_std.exp()
         weight = Weight(self.center, std)
         kl = self.prior.kl(self.center, std)
@@ -111,6 +118,28 @@ class Factorized(TensorGuide):
             kl = gaussian_log_prob(sampled, self.center, std) - self.prior.log_prob(sampled)
         return Draw({self.name: weight if local else sampled}, kl.expand(n))
 
+    def draw_noise(
+        self, n: int, local: bool, seed: rng.Seed = None, start: int = 0
+    ) -> DrawNoise | None:
+        if not has_simple_prior(self.prior):
+            return None
+        eps = None if local else rng.normal(n, self.center.shape, self.center, seed, start)
+        return DrawNoise(n, eps)
+
+    @classmethod
+    def draw_together(cls, guides: Sequence[Factorized], noises: Sequence[DrawNoise]) -> list[Draw]:
+        terms = gaussian_terms(
+            [guide.center for guide in guides],
+            [guide.log_std for guide in guides],
+            [guide.prior for guide in guides if has_simple_prior(guide.prior)],
+        )
+        draws = []
+        for guide, term, noise in zip(guides, terms, noises, strict=True):
+            weight = Weight(term.center, term.std)
+            value = weight if noise.weight is None else weight.at_noise(noise.n, noise.weight)
+            draws.append(Draw({guide.name: value}, term.kl.expand(noise.n)))
+        return draws
+
     def conditional_gaussian(self) -> ConditionalGaussian:
         return ConditionalGaussian(self.name, self.center, self.log_std, self.prior)
 
@@ -119,6 +148,16 @@ class Factorized(TensorGuide):
         batch = w.shape[: w.ndim - self.center.ndim]
         flat = w.reshape(-1, *self.center.shape)
         return gaussian_log_prob(flat, self.center, self.log_std.exp()).reshape(batch)
+
+    @torch.no_grad()
+    def as_gaussian(self) -> Covariance:
+        std = self.log_std.exp()
+        return Diagonal({self.name: std.shape}, {self.name: std})
+
+    @torch.no_grad()
+    def set_gaussian(self, mean: Params, covariance: Covariance) -> None:
+        self.center.copy_(mean[self.name])
+        self.log_std.copy_(covariance.variance()[self.name].log() / 2)
 
     @property
     def log_alpha(self) -> Tensor:
@@ -218,12 +257,12 @@ class LowRankGaussian(VectorGuide):
     def __init__(self, tensors: Tensors, rank: int, std: float) -> None:
         super().__init__(tensors)
         start = flatten(tensors.values)
-        self.center = nn.Parameter(start.clone())
-        self.log_std = nn.Parameter(torch.full_like(start, math.log(std)))
+        self.center: nn.Parameter = nn.Parameter(start.clone())
+        self.log_std: nn.Parameter = nn.Parameter(torch.full_like(start, math.log(std)))
         # A column of F gains at most ½·log(1 + |column|²/std²) nats, and costs ½·|column|²/std²:
         # start at that size.
         noise = rng.normal(len(start), (rank,), start, seed=0)
-        self.factor = nn.Parameter(noise * (std / math.sqrt(len(start))))
+        self.factor: nn.Parameter = nn.Parameter(noise * (std / math.sqrt(len(start))))
 
     def _log_det(self) -> Tensor:
         """Compute log det(diag(std²) + F·Fᵀ) by the determinant lemma, in O(D·rank²)."""
@@ -270,15 +309,34 @@ class LowRankGaussian(VectorGuide):
     def std(self) -> Params:
         return self.split(((2 * self.log_std).exp() + self.factor.square().sum(-1)).sqrt())
 
-    @torch.no_grad()
-    def _as_joint_prior(self) -> dict[str, Prior]:
-        """Return q itself, a Gaussian that has marginals in closed form."""
+    def _covariance_tensors(self) -> Params:
+        """Return the tensors of the covariance as a ``LowRankPlusDiagonal``."""
         std = self.split(self.log_std.exp())
         factor = self.split(self.factor.mT)
         tensors = {f"std.{name}": value for name, value in std.items()}
-        tensors |= {f"factor.{name}": value for name, value in factor.items()}
+        return tensors | {f"factor.{name}": value for name, value in factor.items()}
+
+    @torch.no_grad()
+    def as_gaussian(self) -> Covariance:
+        rank = self.center.new_tensor(float(self.factor.shape[1]))
+        return LowRankPlusDiagonal(self.shapes, self._covariance_tensors() | {"rank": rank})
+
+    @torch.no_grad()
+    def set_gaussian(self, mean: Params, covariance: Covariance) -> None:
+        tensors = covariance.tensors
+        std = {name: tensors[f"std.{name}"] for name in self.names}
+        factor = {name: tensors[f"factor.{name}"] for name in self.names}
+        self.center.copy_(self.join(mean))
+        self.log_std.copy_(self.join(std).log())
+        self.factor.copy_(self.join(factor).mT)
+
+    @torch.no_grad()
+    def _as_joint_prior(self) -> dict[str, Prior]:
+        """Return q itself, a Gaussian that has marginals in closed form."""
         mean = {name: value.detach().clone() for name, value in self.mean().items()}
-        density = JointNormal(mean, LowRankPlusDiagonal(self.shapes, tensors), {})
+        density = JointNormal(
+            mean, LowRankPlusDiagonal(self.shapes, self._covariance_tensors()), {}
+        )
         return joint_rules(density, mean, self.std(), self.names)
 
 

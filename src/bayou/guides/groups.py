@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +33,8 @@ class GroupGuide(TensorGuide):
 
     def __init__(self, tensors: Tensors, std: float) -> None:
         super().__init__(tensors)
-        self.axis = tensors.gain_axis
-        self.weight = Factorized(tensors, std)
+        self.axis: int = tensors.gain_axis
+        self.weight: Factorized = Factorized(tensors, std)
 
     @abstractmethod
     def gains(self, n: int, seed: rng.Seed, start: int) -> Tensor:
@@ -90,13 +90,15 @@ class JeffreysGuide(GroupGuide):
     """
 
     kl_kind = KL.constant
-    scales = ("log_std", "z_log_std")
+    scales: ClassVar[tuple[str, ...]] = ("log_std", "z_log_std")
 
     def __init__(self, tensors: Tensors, std: float, z_std: float) -> None:
         super().__init__(tensors, std)
-        self.z_mean = nn.Parameter(tensors.value.new_ones(tensors.value.shape[self.axis]))
-        self.z_prior = BoundLogUniform(self.z_mean.shape)
-        self.z_log_std = nn.Parameter(torch.full_like(self.z_mean, math.log(z_std)))
+        self.z_mean: nn.Parameter = nn.Parameter(
+            tensors.value.new_ones(tensors.value.shape[self.axis])
+        )
+        self.z_prior: BoundLogUniform = BoundLogUniform(self.z_mean.shape)
+        self.z_log_std: nn.Parameter = nn.Parameter(torch.full_like(self.z_mean, math.log(z_std)))
 
     def gains(self, n: int, seed: rng.Seed, start: int) -> Tensor:
         noise = rng.normal(n, self.z_mean.shape, self.z_mean, rng.fold(seed, "gain"), start)
@@ -128,8 +130,10 @@ class LogNormals(nn.Module):
         self.scale = scale
         start = 2 * math.log(scale)
         # m of a, and of b.
-        self.log_median = nn.Parameter(reference.new_tensor([[start], [-start]]).repeat(1, size))
-        self.log_std = nn.Parameter(reference.new_full((2, size), math.log(std)))
+        self.log_median: nn.Parameter = nn.Parameter(
+            reference.new_tensor([[start], [-start]]).repeat(1, size)
+        )
+        self.log_std: nn.Parameter = nn.Parameter(reference.new_full((2, size), math.log(std)))
 
     def kl(self) -> Tensor:
         """Compute the KL of q(a)·q(b), a scalar.
@@ -166,8 +170,10 @@ class HorseshoeGuide(GroupGuide):
 
     def __init__(self, tensors: Tensors, std: float, z_std: float, scale: float) -> None:
         super().__init__(tensors, std)
-        self.each = LogNormals(tensors.value, tensors.value.shape[self.axis], 1.0, z_std)
-        self.all = LogNormals(tensors.value, 1, scale, z_std)
+        self.each: LogNormals = LogNormals(
+            tensors.value, tensors.value.shape[self.axis], 1.0, z_std
+        )
+        self.all: LogNormals = LogNormals(tensors.value, 1, scale, z_std)
 
     def gains(self, n: int, seed: rng.Seed, start: int) -> Tensor:
         log_z = torch.zeros_like(self.all.log_median[0])

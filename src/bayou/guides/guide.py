@@ -18,12 +18,14 @@ from bayou.core.constants import LOG_2PI
 from bayou.core.modules import Modules
 from bayou.core.params import Params, flatten, unflatten
 from bayou.core.specs import Checked
+from bayou.curvature import Covariance
 from bayou.flows import Ladj, Side
 from bayou.network import Layout, Network
 from bayou.priors import BoundPrior, DensityPrior, Prior, joint_rules
 
 if TYPE_CHECKING:
     from bayou.guides.conditional import ConditionalGaussian
+    from bayou.guides.factors import GaussianFactor
 
 Local = bool | Literal["positions"]
 
@@ -139,10 +141,21 @@ class Weight:
             seed: the seed; None uses torch's global stream.
             start: the index of the first draw.
         """
+        noise = None
+        if self.std is not None:
+            noise = rng.normal(n, self.mean.shape, self.mean, seed, start)
+        return self.at_noise(n, noise)
+
+    def at_noise(self, n: int, noise: Tensor | None) -> Tensor:
+        """Return the tensor at n draws of its noise ε: (n, *shape).
+
+        Args:
+            n: the number of draws.
+            noise: ε, (n, *shape), which may be overwritten; None without noise.
+        """
         center = self.center(n)
-        if self.std is None:
+        if self.std is None or noise is None:
             return center
-        noise = rng.normal(n, self.mean.shape, self.mean, seed, start)
         if self.on_noise:
             return center + self._multiply_gains(self.std * noise)
         if torch.is_grad_enabled():
@@ -160,6 +173,20 @@ class GainDraw(NamedTuple):
 
     z: Tensor
     kl: Tensor
+
+
+class DrawNoise(NamedTuple):
+    """All noise of n draws of a tensor that is Gaussian given its gains.
+
+    Args:
+        n: the number of draws.
+        weight: ε of the weights, (n, *shape); None if it is drawn later.
+        gain: ε of the gains, (n, D); None without gains.
+    """
+
+    n: int
+    weight: Tensor | None
+    gain: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -289,6 +316,31 @@ class Guide(nn.Module, ABC):
             params[name] = value if isinstance(value, Tensor) else value.sample(n, seed, start)
         return params
 
+    def draw_noise(
+        self, n: int, local: bool, seed: rng.Seed = None, start: int = 0
+    ) -> DrawNoise | None:
+        """Draw the noise of draws start .. start + n − 1, for ``draw_together``.
+
+        None (the default) for a guide that is drawn by itself, with ``draw``.
+
+        Args:
+            n: the number of draws.
+            local: whether the noise of the weights is drawn later.
+            seed: the seed; None uses torch's global stream.
+            start: the index of the first draw.
+        """
+        return None
+
+    @classmethod
+    def draw_together(cls, guides: Sequence[Any], noises: Sequence[DrawNoise]) -> list[Draw]:
+        """Return the draws of several guides of this class, in fewer operations than one by one.
+
+        Args:
+            guides: the guides.
+            noises: what their ``draw_noise`` returned, of equally many draws.
+        """
+        raise NotImplementedError(f"{cls.__name__} draws its tensors one by one")
+
     def log_prob(self, params: Params) -> Tensor | None:
         """Compute log q(params), of the kind ``kl_kind``; None where q has no density.
 
@@ -359,6 +411,10 @@ class Guide(nn.Module, ABC):
         """
         return None
 
+    def gaussian_factors(self) -> tuple[GaussianFactor, ...]:
+        """Return Gaussians with natural gradients besides ``conditional_gaussian``: none."""
+        return ()
+
     @abstractmethod
     def mean(self) -> Params:
         """Return the mean of q, or its central point if the mean is not tractable."""
@@ -384,6 +440,22 @@ class Guide(nn.Module, ABC):
         if len(self.names) == 1:
             return {self.names[0]: DensityPrior(TensorDensity(self))}
         return self._as_joint_prior()
+
+    def as_gaussian(self) -> Covariance | None:
+        """Return the covariance of q, whose center is ``mean``; None if q is not Gaussian.
+
+        A posterior whose guides are all Gaussian or points can be updated by further rows.
+        """
+        return None
+
+    def set_gaussian(self, mean: Params, covariance: Covariance) -> None:
+        """Give q another mean and a covariance of the structure of ``as_gaussian``.
+
+        Args:
+            mean: of the tensors.
+            covariance: of them.
+        """
+        raise ValueError(f"{type(self).__name__} is not Gaussian")
 
     @torch.no_grad()
     def _as_joint_prior(self) -> dict[str, Prior]:
@@ -480,7 +552,7 @@ class GroupDensity(nn.Module):
 
     def __init__(self, guide: Guide) -> None:
         super().__init__()
-        self.guide = copy.deepcopy(guide).requires_grad_(False)
+        self.guide: Guide = copy.deepcopy(guide).requires_grad_(False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -514,10 +586,13 @@ class TensorGuide(Guide):
         tensors: the tensor with its prior.
     """
 
+    name: str
+    prior: BoundPrior
+
     def __init__(self, tensors: Tensors) -> None:
         super().__init__()
         self.name, _, self.prior, _ = tensors.single
-        self.names = (self.name,)
+        self.names: tuple[str, ...] = (self.name,)
 
     def bound_priors(self) -> dict[str, BoundPrior]:
         return {self.name: self.prior}
@@ -533,8 +608,10 @@ class JointGuide(Guide):
 
     def __init__(self, tensors: Tensors, names: Iterable[str]) -> None:
         super().__init__()
-        self.names = tuple(names)
-        self.shapes = {name: tensors.values[name].shape for name in self.names}
+        self.names: tuple[str, ...] = tuple(names)
+        self.shapes: dict[str, torch.Size] = {
+            name: tensors.values[name].shape for name in self.names
+        }
         priors = [tensors.priors[name] for name in self.names]
         self.priors: Modules[BoundPrior] = nn.ModuleList(priors)  # type: ignore[assignment]
 
@@ -690,7 +767,8 @@ class GuideSpec(Checked, ABC):
     def for_natural_gradients(self, std: float, local: Local) -> GuideSpec | None:
         """Return this family for natural gradients; None where they are not possible.
 
-        A family has them if it is a point, or a factorized Gaussian given its gains.
+        A family has them if it is a point, a factorized Gaussian given its gains, or a point given
+        gains that are Gaussian.
 
         Args:
             std: the initial standard deviation.

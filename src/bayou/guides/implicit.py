@@ -32,7 +32,9 @@ class ResidualPerceptron(nn.Module):
 
     def __init__(self, dim: int, hidden: Sequence[int]) -> None:
         super().__init__()
-        self.body = mlp(dim, hidden, dim, nn.SiLU)  # smooth, since HMC uses its gradient
+        self.body: nn.Sequential = mlp(
+            dim, hidden, dim, nn.SiLU
+        )  # smooth, since HMC uses its gradient
 
     def forward(self, eps: Tensor) -> Tensor:
         """Compute z from ε, (..., dim) both.
@@ -195,10 +197,10 @@ class ImplicitGuide(VectorGuide):
     def __init__(self, tensors: Tensors, network: nn.Module, spec: SIVI) -> None:
         super().__init__(tensors)
         start = flatten(tensors.values)
-        self.latent = spec.latent
-        self.draws = spec.draws
-        self.score = spec.score()
-        self.network = network.to(start)
+        self.latent: int = spec.latent
+        self.draws: int = spec.draws
+        self.score: HMCScore | None = spec.score()
+        self.network: nn.Module = network.to(start)
         with torch.no_grad():
             size = self.network(start.new_zeros(1, self.latent)).shape
         if len(size) != 2 or size[0] != 1:
@@ -206,10 +208,10 @@ class ImplicitGuide(VectorGuide):
                 f"the noise network must map (n, {self.latent}) to (n, R), "
                 f"got {tuple(size)} for n = 1"
             )
-        self.center = nn.Parameter(start.clone())
-        self.log_std = nn.Parameter(torch.full_like(start, math.log(spec.std)))
+        self.center: nn.Parameter = nn.Parameter(start.clone())
+        self.log_std: nn.Parameter = nn.Parameter(torch.full_like(start, math.log(spec.std)))
         noise = rng.normal(len(start), size[1:], start, seed=0)
-        self.factor = nn.Parameter(noise * (spec.spread / math.sqrt(len(start))))
+        self.factor: nn.Parameter = nn.Parameter(noise * (spec.spread / math.sqrt(len(start))))
         closed: Params = {}
         for name, value in tensors.values.items():
             kl = tensors.priors[name].kl(value, torch.ones_like(value))

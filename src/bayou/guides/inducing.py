@@ -39,8 +39,10 @@ class PseudoOutputs(nn.Module):
 
     def __init__(self, outputs: Tensor, precision: float) -> None:
         super().__init__()
-        self.outputs = nn.Parameter(outputs.clone())
-        self.log_precision = nn.Parameter(outputs.new_full(outputs.shape[:1], math.log(precision)))
+        self.outputs: nn.Parameter = nn.Parameter(outputs.clone())
+        self.log_precision: nn.Parameter = nn.Parameter(
+            outputs.new_full(outputs.shape[:1], math.log(precision))
+        )
 
     def rows(self, groups: int, is_linear: bool) -> tuple[Tensor, Tensor]:
         """Return v (G, R, out/G) and √precision (R, 1).
@@ -92,16 +94,20 @@ class InducingGuide(JointGuide):
         precision: the initial precision of the pseudo-outputs.
     """
 
-    scales = ("log_precision",)
+    scales: ClassVar[tuple[str, ...]] = ("log_precision",)
     priors: Modules[BoundNormal]  # type: ignore[assignment]
 
     def __init__(self, tensors: Tensors, points: int, precision: float) -> None:
         super().__init__(tensors, tensors.values)
         if tensors.network is None:
             raise TypeError("Inducing needs the network of its tensors")
-        self.network = tensors.network
-        self.parents = tuple(name for name in self.network.names if name not in self.shapes)
-        self.weights = tuple(name for name in self.names if len(self.shapes[name]) > 1)
+        self.network: Network = tensors.network
+        self.parents: tuple[str, ...] = tuple(
+            name for name in self.network.names if name not in self.shapes
+        )
+        self.weights: tuple[str, ...] = tuple(
+            name for name in self.names if len(self.shapes[name]) > 1
+        )
         for name, prior in self.bound_priors().items():
             if not isinstance(prior, BoundNormal):
                 family = type(prior).__name__.removeprefix("Bound")
@@ -110,12 +116,12 @@ class InducingGuide(JointGuide):
                     "use MeanField()"
                 )
         # In eval mode, for torch.compile.
-        self.shell = Shell(self.network.net, self.network.aliases)
-        self.network_buffers = []
+        self.shell: Shell = Shell(self.network.net, self.network.aliases)
+        self.network_buffers: list[Any] = []
         for name in self.network.buffers():
             prefix, _, leaf = name.rpartition(".")
             self.network_buffers.append((name, self.network.net.get_submodule(prefix), leaf))
-        self.loop = False
+        self.loop: bool = False
         outputs = self._initialize(tensors, points)
         layers = [PseudoOutputs(outputs[name], precision) for name in self.weights]
         self.layers: Modules[PseudoOutputs] = nn.ModuleList(layers)  # type: ignore[assignment]
@@ -144,7 +150,7 @@ class InducingGuide(JointGuide):
 
     def _set_inputs(self, inputs: tuple[Tensor, ...]) -> None:
         """Register the inducing inputs U, constant if they are not real numbers (tokens)."""
-        self.inputs = len(inputs)
+        self.inputs: int = len(inputs)
         for i, value in enumerate(inputs):
             if value.is_floating_point():
                 self.register_parameter(f"input{i}", nn.Parameter(value.clone()))

@@ -16,6 +16,8 @@ from bayou.core import rng
 from bayou.core.params import Params, flatten
 from bayou.core.specs import nearest
 from bayou.flows import Chain, LULinear, Map
+from bayou.flows.core.bases import StandardNormal
+from bayou.flows.core.transform import Side
 from bayou.guides.guide import KL, Draw, GuideSpec, Tensors, VectorGuide
 
 FlowName = str | Callable[[int], Map] | None
@@ -84,12 +86,12 @@ class JointFlowGuide(VectorGuide):
         start = flatten(tensors.values)
         linear = LULinear(len(start))
         self.transform: Map = (linear if transform is None else Chain(transform, linear)).to(start)
-        self.kl_kind = KL.of(self.transform.label.kind)
-        self.kl_side = self.transform.label.forward
+        self.kl_kind: KL = KL.of(self.transform.label.kind)
+        self.kl_side: Side = self.transform.label.forward
         base = flows.StandardNormal(self.transform.event_in)  # type: ignore[arg-type]
-        self.base = base.to(start)
-        self.center = nn.Parameter(start.clone())
-        self.log_std = nn.Parameter(torch.full_like(start, math.log(std)))
+        self.base: StandardNormal = base.to(start)
+        self.center: nn.Parameter = nn.Parameter(start.clone())
+        self.log_std: nn.Parameter = nn.Parameter(torch.full_like(start, math.log(std)))
 
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
         eps = self.base.draw(n, (), seed, start)

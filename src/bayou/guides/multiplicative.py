@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -13,13 +14,23 @@ from torch import Tensor, nn
 from bayou.core import rng
 from bayou.core.constants import LOG_2PI
 from bayou.core.params import Params
+from bayou.core.specs import later_field
 from bayou.flows import Label, Ladj, Map, Side
 from bayou.guides.conditional import ConditionalGaussian, gain_kl, rows
-from bayou.guides.gain import GainFlow, GainSpec, product_moments
+from bayou.guides.factors import GaussianFactor
+from bayou.guides.gain import (
+    GainFlow,
+    GainSpec,
+    gains_at_noise,
+    product_moments,
+    sum_pieces,
+)
 from bayou.guides.gaussian import MeanField
+from bayou.guides.gaussian_terms import gain_terms, has_simple_prior
 from bayou.guides.guide import (
     KL,
     Draw,
+    DrawNoise,
     Gain,
     GainDraw,
     Guide,
@@ -45,12 +56,15 @@ class Auxiliary(nn.Module, ABC):
         label: how log r is known.
     """
 
-    label = Label()
+    label: Label = Label()
 
     @property
-    def locations(self) -> tuple[nn.Parameter, ...]:
-        """Return the parameters in units of z, (..., D): none."""
-        return ()
+    def moments_of_gains(self) -> tuple[nn.Parameter, nn.Parameter] | None:
+        """Return the parameters that are E[z] and log std(z) where the bound is largest.
+
+        It is None unless r(z|W) has such parameters.
+        """
+        return None
 
     @abstractmethod
     def forward(
@@ -61,6 +75,7 @@ class Auxiliary(nn.Module, ABC):
         weight: Tensor | None,
         seed: rng.Seed = None,
         start: int = 0,
+        information: Tensor | None = None,
     ) -> Tensor:
         """Compute −log r(z|W), or its expectation over W given z: (n,).
 
@@ -71,6 +86,7 @@ class Auxiliary(nn.Module, ABC):
             weight: W as matrices, (n, D, J), if it was sampled.
             seed: the seed of noise; None uses torch's global stream.
             start: the index of the first row.
+            information: Σ_j M²/σ², (D,), where it is known; None by default.
         """
 
     @abstractmethod
@@ -83,6 +99,21 @@ class Auxiliary(nn.Module, ABC):
             std: σ as a matrix, (D, J).
             weight: W as matrices, (n, D, J).
         """
+
+
+def conjugate_entropy(z: Tensor, information: Tensor, center: Tensor, log_std: Tensor) -> Tensor:
+    """Compute E[−log r(z_i|W)] of every entry under ``Conjugate``: (n, D).
+
+    Args:
+        z: gains, (n, D).
+        information: C, (D,).
+        center: a, (D,).
+        log_std: log s, (D,).
+    """
+    inv_var = (-2 * log_std).exp()
+    precision = information + inv_var
+    pull = (center - z) * inv_var
+    return 0.5 * (LOG_2PI - precision.log() + (information + pull.square()) / precision)
 
 
 class Conjugate(Auxiliary):
@@ -98,12 +129,17 @@ class Conjugate(Auxiliary):
 
     def __init__(self, dim: int, std: float) -> None:
         super().__init__()
-        self.center = nn.Parameter(torch.ones(dim))
-        self.log_std = nn.Parameter(torch.full((dim,), math.log(std)))
+        self.center: nn.Parameter = nn.Parameter(torch.ones(dim))
+        self.log_std: nn.Parameter = nn.Parameter(torch.full((dim,), math.log(std)))
 
     @property
-    def locations(self) -> tuple[nn.Parameter, ...]:
-        return (self.center,)
+    def moments_of_gains(self) -> tuple[nn.Parameter, nn.Parameter]:
+        """Return a and log s.
+
+        E[−log r] over q(z) depends on mean and variance of z alone, and for any C is smallest at
+        a = E[z] and s² = Var[z].
+        """
+        return self.center, self.log_std
 
     def forward(
         self,
@@ -113,13 +149,11 @@ class Conjugate(Auxiliary):
         weight: Tensor | None,
         seed: rng.Seed = None,
         start: int = 0,
+        information: Tensor | None = None,
     ) -> Tensor:
-        information = (mean / std).square().sum(1)  # C
-        inv_var = (-2 * self.log_std).exp()
-        precision = information + inv_var
-        pull = (self.center - z) * inv_var
-        square = (information + pull.square()) / precision
-        return 0.5 * (LOG_2PI - precision.log() + square).sum(-1)
+        if information is None:
+            information = (mean / std).square().sum(1)  # C
+        return conjugate_entropy(z, information, self.center, self.log_std).sum(-1)
 
     def posterior(self, mean: Tensor, std: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and std of r(z|W): (n, D) and (D,).
@@ -172,13 +206,17 @@ class Published(Auxiliary):
         transform: the flow; None for none.
     """
 
+    b2: nn.Parameter
+    b1: nn.Parameter
+    c: nn.Parameter
+
     def __init__(self, dim: int, transform: Map | None) -> None:
         super().__init__()
         noise = 0.1 * rng.normal(3, (dim,), torch.zeros(()), seed=0)
         self.c, self.b1, self.b2 = (nn.Parameter(row.clone()) for row in noise)
         self.transform = transform
         # The flow of r is used inverted.
-        self.label = Label() if transform is None else transform.opposite
+        self.label: Label = Label() if transform is None else transform.opposite
 
     def forward(
         self,
@@ -188,6 +226,7 @@ class Published(Auxiliary):
         weight: Tensor | None,
         seed: rng.Seed = None,
         start: int = 0,
+        information: Tensor | None = None,
     ) -> Tensor:
         if weight is None:  # cᵀW is Gaussian given z, so it is drawn instead of W
             center = (self.c * z) @ mean
@@ -240,40 +279,128 @@ class Multiplicative(TensorGuide):
         value = tensors.value
         self.axis = axis
         self.gain = gain
-        self.auxiliary = auxiliary.to(value)
-        self.kl_kind = KL.of(max(Ladj.bound, gain.label.kind, auxiliary.label.kind))
+        self.auxiliary: Auxiliary = auxiliary.to(value)
+        self.kl_kind: KL = KL.of(max(Ladj.bound, gain.label.kind, auxiliary.label.kind))
         # Of + log q(z) − log r(z|W).
-        self.kl_side = Side.upper | gain.label.forward | auxiliary.label.inverse.opposite
-        self.center = nn.Parameter(value.clone())
-        self.log_std = nn.Parameter(torch.full_like(value, math.log(std)))
+        self.kl_side: Side = Side.upper | gain.label.forward | auxiliary.label.inverse.opposite
+        self.center: nn.Parameter = nn.Parameter(value.clone())
+        self.log_std: nn.Parameter = nn.Parameter(torch.full_like(value, math.log(std)))
 
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
         z, log_q = self.gain.draw(n, rng.fold(seed, "gain"), start)
-        std = self.log_std.exp()
-        noise_seed = rng.fold(seed, "noise")
-        weight = Weight(self.center, std, (Gain(self.axis, z),))
-        sampled = None if local else weight.sample(n, noise_seed, start)
-        if isinstance(self.prior, BoundNormal):
+        eps = None if local else self._weight_noise(n, seed, start)
+        return self._draw_at(z, log_q, eps, seed, start)
+
+    def draw_noise(
+        self, n: int, local: bool, seed: rng.Seed = None, start: int = 0
+    ) -> DrawNoise | None:
+        has_conjugate = isinstance(self.auxiliary, Conjugate)  # which draws no noise
+        has_normal_prior = isinstance(self.prior, BoundNormal)
+        if not (self.gain.is_standardized and has_conjugate and has_normal_prior):
+            return None
+        if torch.compiler.is_compiling():  # a compiler merges operations itself
+            return None
+        gain_eps = self.gain.noise(n, rng.fold(seed, "gain"), start)
+        weight_eps = None if local else self._weight_noise(n, seed, start)
+        return DrawNoise(n, weight_eps, gain_eps)
+
+    @classmethod
+    def draw_together(
+        cls, guides: Sequence[Multiplicative], noises: Sequence[DrawNoise]
+    ) -> list[Draw]:
+        gains, log_q = gains_at_noise(
+            [guide.gain for guide in guides],
+            [noise.gain for noise in noises if noise.gain is not None],
+        )
+        auxiliaries = [g.auxiliary for g in guides if isinstance(g.auxiliary, Conjugate)]
+        priors = [guide.prior for guide in guides if has_simple_prior(guide.prior)]
+        if len(priors) < len(guides):
+            one_by_one = zip(guides, gains, log_q, noises, strict=True)
+            return [guide._draw_at(z, term, noise.weight) for guide, z, term, noise in one_by_one]
+        terms = [
+            gain_terms(guide.center, guide.log_std, prior, guide.axis)
+            for guide, prior in zip(guides, priors, strict=True)
+        ]
+        sizes = [z.shape[-1] for z in gains]
+        z = torch.cat(list(gains), -1)
+        quadratic = torch.cat([term.quadratic for term in terms])
+        minus_log_r = conjugate_entropy(
+            z,
+            torch.cat([term.information for term in terms]),
+            torch.cat([auxiliary.center for auxiliary in auxiliaries]),
+            torch.cat([auxiliary.log_std for auxiliary in auxiliaries]),
+        )
+        per_entry = torch.stack((0.5 * z.square() * quadratic, minus_log_r))
+        quadratic_kls, auxiliary_terms = sum_pieces(per_entry, sizes).unbind(1)  # (G, n)
+        gain_kls = log_q + auxiliary_terms
+        kls_at_zero = torch.stack([term.kl_at_zero for term in terms])
+        kls = kls_at_zero.unsqueeze(-1) + quadratic_kls + gain_kls
+        draws = []
+        for index, (guide, term, noise) in enumerate(zip(guides, terms, noises, strict=True)):
+            weight = Weight(term.center, term.std, (Gain(guide.axis, gains[index]),))
+            value = weight if noise.weight is None else weight.at_noise(noise.n, noise.weight)
+            gain_draw = GainDraw(gains[index], gain_kls[index])
+            draws.append(Draw({guide.name: value}, kls[index], gains=gain_draw))
+        return draws
+
+    def _weight_noise(self, n: int, seed: rng.Seed, start: int) -> Tensor:
+        """Draw ε of sampled weights, (n, *shape)."""
+        return rng.normal(n, self.center.shape, self.center, rng.fold(seed, "noise"), start)
+
+    def _draw_at(
+        self,
+        z: Tensor,
+        log_q: Tensor,
+        eps: Tensor | None,
+        seed: rng.Seed = None,
+        start: int = 0,
+    ) -> Draw:
+        """Return the draws with given gains, and noise of the weights unless it is local."""
+        terms = None
+        center: Tensor = self.center
+        if has_simple_prior(self.prior):
+            terms = gain_terms(center, self.log_std, self.prior, self.axis)
+            center, std = terms.center, terms.std
+        else:
+            std = self.log_std.exp()
+        weight = Weight(center, std, (Gain(self.axis, z),))
+        sampled = None if eps is None else weight.at_noise(len(z), eps)
+        if terms is not None:
+            kl = terms.kl_at_zero + 0.5 * z.square() @ terms.quadratic
+        elif isinstance(self.prior, BoundNormal):
             kl = gain_kl(self.prior, self.center, std, z, self.axis)
         elif sampled is not None:
             kl = self._sampled_kl(sampled, weight, std)
         else:  # one set of weights for all rows of z
             first = Weight(self.center, std, (Gain(self.axis, z[:1]),))
-            kl = self._sampled_kl(first.sample(1, noise_seed, start), first, std)
-        mean_rows = rows(self.center, self.axis)
-        std_rows = rows(std, self.axis)
-        flat = None if sampled is None else self._matrices(sampled)
-        auxiliary_seed = rng.fold(seed, "auxiliary")
-        minus_log_r = self.auxiliary(z, mean_rows, std_rows, flat, auxiliary_seed, start)
+            drawn = first.sample(1, rng.fold(seed, "noise"), start)
+            kl = self._sampled_kl(drawn, first, std)
+        minus_log_r = self.auxiliary(
+            z,
+            rows(center, self.axis),
+            rows(std, self.axis),
+            None if sampled is None else self._matrices(sampled),
+            rng.fold(seed, "auxiliary"),
+            start,
+            None if terms is None else terms.information,
+        )
         value = weight if sampled is None else sampled
         gains = GainDraw(z, log_q + minus_log_r)
         return Draw({self.name: value}, kl + log_q + minus_log_r, gains=gains)
 
     def conditional_gaussian(self) -> ConditionalGaussian:
-        locations = (*self.gain.locations, *self.auxiliary.locations)
         return ConditionalGaussian(
-            self.name, self.center, self.log_std, self.prior, self.gain, self.axis, locations
+            self.name,
+            self.center,
+            self.log_std,
+            self.prior,
+            self.gain,
+            self.axis,
+            self.auxiliary.moments_of_gains,
         )
+
+    def gaussian_factors(self) -> tuple[GaussianFactor, ...]:
+        return self.gain.factors
 
     def _sampled_kl(self, w: Tensor, weight: Weight, std: Tensor) -> Tensor:
         """Compute log q(W|z) − log p(W) at draws W (k, *shape) of a weight: (k,)."""
@@ -385,6 +512,9 @@ class MNF(GainSpec):
         local: local reparameterization, as for ``MeanField`` (default True).
         mixing: gains of up to this many entries (default 256) are correlated by a triangular map
             after the flow.
+        where: the gains multiply the "input" units or channels of a layer, or its "output" units or
+            filters; None (the default) is the input units of a dense layer and the filters of a
+            convolution. A normalization layer after a convolution removes the gains of its filters.
 
     Example:
         >>> posterior = bayou.fit(net, (x, y), method=bayou.VI(bayou.MNF()))
@@ -400,11 +530,14 @@ class MNF(GainSpec):
     components: int = 1
     local: Local = True
     mixing: int = 256
+    where: Literal["input", "output"] | None = later_field(None)
     dense: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self._check_positive("std", "z_std")
         self._check_choice("auxiliary", ("conjugate", "paper"))
+        if self.where is not None:
+            self._check_choice("where", ("input", "output"))
         self._check_choice("z", ("batch", "example"))
 
     def for_vectors(self) -> GuideSpec:
@@ -414,7 +547,10 @@ class MNF(GainSpec):
         return replace(self, std=std, local=local or self.local)
 
     def build(self, tensors: Tensors) -> Guide:
-        value, axis = tensors.value, tensors.gain_axis
+        _, value, _, layout = tensors.single
+        axis = tensors.gain_axis
+        if self.where is not None and value.ndim > 1:
+            axis = layout.in_axis if self.where == "input" else layout.out_axis
         dim = value.shape[axis]
         gain = self.make_gain(value, axis)
         if self.auxiliary == "paper":

@@ -18,9 +18,20 @@ from bayou.core.modules import Modules
 from bayou.core.params import Params
 from bayou.core.specs import later_field
 from bayou.flows import Side
+from bayou.guides.factors import GaussianFactor
 from bayou.guides.gain import GainFlow, GainSpec, product_moments
 from bayou.guides.gaussian import Delta
-from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, TensorGuide, Tensors, Weight
+from bayou.guides.guide import (
+    KL,
+    Draw,
+    Gain,
+    Guide,
+    GuideSpec,
+    Local,
+    TensorGuide,
+    Tensors,
+    Weight,
+)
 from bayou.guides.joint import FlowName
 
 
@@ -40,16 +51,16 @@ class NodeGuide(TensorGuide):
         self, tensors: Tensors, gains: dict[int, GainFlow], prior_std: float, penalty: bool
     ) -> None:
         super().__init__(tensors)
-        self.axes = tuple(gains)
+        self.axes: tuple[int, ...] = tuple(gains)
         self.prior_std = prior_std
         self.penalty = penalty
         self.gains: Modules[GainFlow] = nn.ModuleList(gains.values())  # type: ignore[assignment]
-        self.center = nn.Parameter(tensors.value.clone())
+        self.center: nn.Parameter = nn.Parameter(tensors.value.clone())
         if penalty:
-            self.kl_kind = KL.constant
+            self.kl_kind: KL = KL.constant
         else:
             self.kl_kind = KL.of(max(gain.label.kind for gain in self.gains))
-        self.kl_side = reduce(or_, (gain.label.forward for gain in self.gains))
+        self.kl_side: Side = reduce(or_, (gain.label.forward for gain in self.gains))
 
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
         penalty = -self.prior.log_prob(self.center) if self.penalty else self.center.new_zeros(())
@@ -63,6 +74,9 @@ class NodeGuide(TensorGuide):
             gains.append(Gain(axis, z))
         weight = Weight(self.center, None, tuple(gains))
         return Draw({self.name: weight if local else weight.center(n)}, kl)
+
+    def gaussian_factors(self) -> tuple[GaussianFactor, ...]:
+        return tuple(factor for gain in self.gains for factor in gain.factors)
 
     def _moments(self) -> tuple[Tensor, Tensor] | None:
         """Return mean and variance of every weight; None with a flow."""
@@ -121,6 +135,9 @@ class NodeFlow(GainSpec):
     def for_vectors(self) -> GuideSpec:
         return Delta(self.penalty)
 
+    def for_natural_gradients(self, std: float, local: Local) -> NodeFlow | None:
+        return self if self.components == 1 else None
+
     def build(self, tensors: Tensors) -> Guide:
         _, value, _, layout = tensors.single
         axes: Sequence[int] = (0,)
@@ -171,7 +188,7 @@ class MemberGain(nn.Module):
 
     def __init__(self, mean: Tensor, std: float | None) -> None:
         super().__init__()
-        self.mean = nn.Parameter(mean)
+        self.mean: nn.Parameter = nn.Parameter(mean)
         self.log_std = None if std is None else nn.Parameter(torch.full_like(mean, math.log(std)))
 
     @property
@@ -196,19 +213,19 @@ class MemberGuide(TensorGuide):
     def __init__(self, tensors: Tensors, axes: Sequence[int], spec: RankOne) -> None:
         super().__init__(tensors)
         name, value, _, _ = tensors.single
-        self.axes = tuple(axes)
+        self.axes: tuple[int, ...] = tuple(axes)
         self.spec = spec
-        self.members = spec.members
-        self.points = None if spec.std else spec.members
-        self.center = nn.Parameter(value.clone())
+        self.members: int = spec.members
+        self.points: int | None = None if spec.std else spec.members
+        self.center: nn.Parameter = nn.Parameter(value.clone())
         gains = []
         for axis in self.axes:
             noise = rng.normal(spec.members, (value.shape[axis],), value, rng.fold(0, name, axis))
             gains.append(MemberGain(1 + spec.spread * noise, spec.std))
         self.gains: Modules[MemberGain] = nn.ModuleList(gains)  # type: ignore[assignment]
         if spec.penalty or spec.std is None:
-            self.kl_kind = KL.constant
-            self.kl_side = Side.equal
+            self.kl_kind: KL = KL.constant
+            self.kl_side: Side = Side.equal
         else:
             self.kl_kind = KL.bound
             self.kl_side = Side.upper
@@ -229,6 +246,14 @@ class MemberGuide(TensorGuide):
             gains.append(Gain(axis, z))
         weight = Weight(self.center, None, tuple(gains))
         return Draw({self.name: weight if local else weight.center(n)}, kl.expand(n))
+
+    def gaussian_factors(self) -> tuple[GaussianFactor, ...]:
+        weight = 1 / self.members
+        return tuple(
+            GaussianFactor(gain.mean, gain.log_std, weight)
+            for gain in self.gains
+            if gain.log_std is not None
+        )
 
     def moment(self, *factors: Tensor) -> Tensor:
         """Compute 1/K Σ_k of the product of factors along the axes: (*shape).
@@ -289,6 +314,9 @@ class RankOne(GuideSpec):
 
     def for_vectors(self) -> GuideSpec:
         return self if self.biases else Delta(self.penalty)
+
+    def for_natural_gradients(self, std: float, local: Local) -> RankOne | None:
+        return self if self.std is not None else None
 
     def build(self, tensors: Tensors) -> Guide:
         _, value, _, layout = tensors.single

@@ -204,8 +204,8 @@ class AnnealingRun(Sampling):
         seed: int,
     ) -> None:
         super().__init__(method, joint, seed, range(method.draws))
-        self.count = method.draws
-        self.pilots = pilot_chains(method.draws)
+        self.count: int = method.draws
+        self.pilots: int = pilot_chains(method.draws)
         family = InitialFamily(initial, joint)
         start = torch.cat([family.draw(n, part_seed(seed, name)) for name, n in self._groups()])
         calls = method.temperatures * (method.leapfrogs + 1)
@@ -213,12 +213,12 @@ class AnnealingRun(Sampling):
         log_joint = joint.density(load_batches(joint, data, weights), weights, calls=calls)
         variance = family.variance(part_seed(seed, "mass"))
         self.family = family
-        self.annealing = Annealing(
+        self.annealing: Annealing = Annealing(
             lambda v: family.terms(v, log_joint), variance, self.pilots, method.adapt
         )
         self.annealing.start(start)
-        self.acceptance_rate = 0.0
-        self.accept = start.new_full((self.count,), math.nan)
+        self.acceptance_rate: float = 0.0
+        self.accept: Tensor = start.new_full((self.count,), math.nan)
 
     def _groups(self) -> tuple[tuple[str, int], ...]:
         """Return the names, for seeds, and the numbers of chains with and without weight."""

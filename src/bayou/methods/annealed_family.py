@@ -31,14 +31,14 @@ class InitialFamily:
 
     def __init__(self, posterior: Guided | GaussianPosterior, joint: Joint) -> None:
         self.posterior = posterior
-        self.like = joint.like
-        self.guides = list[Guide]()
+        self.like: dict[str, Tensor] = joint.like
+        self.guides: list[Guide] = list[Guide]()
         if isinstance(posterior, Guided):
             self.guides = list(posterior.bayesian.eval().guides)
         self.moments: tuple[Tensor, Tensor] | None = None  # mean and std of a factorized q
         if self.guides and all(guide.factorized for guide in self.guides):
             self.moments = self._flatten(posterior.mean()), self._flatten(posterior.std())
-        self.sizes = [coordinates.shape[1] for coordinates in self._draw_by_guide(2, 0)]
+        self.sizes: list[int] = [coordinates.shape[1] for coordinates in self._draw_by_guide(2, 0)]
         if self.moments is None:
             self._unfold(self.draw(2, 0))  # raises before any work if there is no density
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bayou.inference.network_problem import NetworkProblem, validation_loss
+from bayou.likelihoods.base import BoundLikelihood
 from bayou.network import forward_inputs
 from bayou.network.target import Target
 from bayou.posteriors.guided import Bayesian
@@ -78,18 +79,18 @@ class EvidenceBound(NetworkProblem):
         super().__init__(target)
         like = next(bayesian.parameters())
         self.bayesian = bayesian
-        self.likelihood = target.likelihood
-        self.baseline = Baseline(like)
+        self.likelihood: BoundLikelihood = target.likelihood
+        self.baseline: Baseline = Baseline(like)
         self.method = method
         self.cold = cold
-        self.dtype = like.dtype
-        self.title = method.title
-        self.draws_of_rank = current().draws_of_rank(method.samples)
-        self.beta = torch.ones((), dtype=like.dtype, device=like.device)
+        self.dtype: torch.dtype = like.dtype
+        self.title: str = method.title
+        self.draws_of_rank: slice | None = current().draws_of_rank(method.samples)
+        self.beta: Tensor = torch.ones((), dtype=like.dtype, device=like.device)
         # every mean has a scale; a flow has many more parameters
         means = sum(value.numel() for value in bayesian.mean().values())
         parameters = sum(p.numel() for p in self.parameters() if p.requires_grad)
-        self.dimension = min(2 * means, parameters)
+        self.dimension: int | None = min(2 * means, parameters)
 
     def make_optimizer(self, settings: Settings, steps: int) -> torch.optim.Optimizer:
         """Return the optimizer of the method."""

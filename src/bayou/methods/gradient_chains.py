@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bayou.inference.chains import check_data, load_batches, mean_over_chains
 from bayou.inference.probe import ChainProbe, typical_fall
+from bayou.inference.step_sizes import StepSizes
 from bayou.kernels import Joint
 from bayou.kernels.hmc import Density
 from bayou.methods.mcmc import MarkovChains
@@ -41,6 +42,8 @@ class GradientChains(MarkovChains):
         chains: the numbers of the chains.
     """
 
+    kernel: Callable[..., Any]
+
     method: GradientSampler
 
     def __init__(
@@ -53,15 +56,15 @@ class GradientChains(MarkovChains):
         chains: range,
     ) -> None:
         super().__init__(method, joint, data, start, seed, chains)
-        self.steps = method._plan(data)[0]
-        self.sizes = method.step_sizes
-        self.temperature = method.temperature
+        self.steps: int = method._plan(data)[0]
+        self.sizes: StepSizes = method.step_sizes
+        self.temperature: float = method.temperature
         init, self.kernel = method._kernel(data.n)
-        self.current = init(start)
-        self.state_type = type(self.current)
-        self.has_own_batches = isinstance(data, Rows) and data.batches > 1
-        self.check = check_data(joint, data, start)
-        self.probe = ChainProbe(joint, data, seed, start)
+        self.current: Any = init(start)
+        self.state_type: type = type(self.current)
+        self.has_own_batches: bool = isinstance(data, Rows) and data.batches > 1
+        self.check: Callable[[tuple[Any, Tensor]], None] | None = check_data(joint, data, start)
+        self.probe: ChainProbe = ChainProbe(joint, data, seed, start)
         self.density: Density | None = None  # of all rows, where one batch has them
         if data.batches == 1 and data.targets() is not None and current().size == 1:
             self.density = joint.density(load_batches(joint, data, start), start, calls=self.steps)
@@ -69,11 +72,11 @@ class GradientChains(MarkovChains):
         self.minibatch_joint: Kernel = partial(joint, per_chain=self.has_own_batches)
         if method.compile or start.is_cuda:
             self.minibatch_joint = Recorded(self.minibatch_joint, method.compile)
-        self.log_joint = start.new_full((len(chains),), math.nan)
+        self.log_joint: Tensor = start.new_full((len(chains),), math.nan)
         self.lr: float | Tensor = method.rate / data.n if method.lr is None else method.lr
         self.h: float | Tensor = self.lr  # of the last step
         # the first step that was not finite, -1 for none
-        self.lost_at = torch.full((len(chains),), -1, device=start.device)
+        self.lost_at: Tensor = torch.full((len(chains),), -1, device=start.device)
         burn_in = int(np.flatnonzero(method.draw_density(self.steps))[0])
         self.warm_up: WarmUp | None = None
         if method.lr is None and burn_in >= method.least_warm:
@@ -172,19 +175,19 @@ class WarmUp:
         method = chains.method
         self.chains = chains
         self.end = end
-        self.half = end // 2
+        self.half: int = end // 2
         more = {self.end // 8, self.end // 4, self.end} if self.end >= 64 else set()
-        self.tuning_steps = frozenset({0, self.half} | more)
-        self.kernels = method._warm_kernels(data.n)
+        self.tuning_steps: frozenset[int] = frozenset({0, self.half} | more)
+        self.kernels: tuple[Callable[..., Any], Callable[..., Any]] = method._warm_kernels(data.n)
         noise_limit = math.inf
         if data.batches > 1:
             rows = data.n / data.batches
             noise_limit = method._damping * rows / (data.n - rows)
-        self.stability_fraction = chains.sizes.peak * min(0.5, noise_limit)
+        self.stability_fraction: float = chains.sizes.peak * min(0.5, noise_limit)
         like = chains.position
-        self.backoff = torch.ones_like(like[:, :1])
-        self.min_log_joint = torch.full_like(like[:, 0], -math.inf)
-        self.last_tuned = chains.current
+        self.backoff: Tensor = torch.ones_like(like[:, :1])
+        self.min_log_joint: Tensor = torch.full_like(like[:, 0], -math.inf)
+        self.last_tuned: Any = chains.current
 
     def kernel(self, step: int) -> Kernel:
         """Return the kernel of a step.

@@ -33,6 +33,9 @@ class HamiltonianChains(MarkovChains):
         chains: the numbers of the chains.
     """
 
+    window_ends: frozenset[int]
+    mass_transitions: range
+
     method: HamiltonianSampler
     info: Info  # of the last transition
 
@@ -48,16 +51,16 @@ class HamiltonianChains(MarkovChains):
         super().__init__(method, joint, data, start, seed, chains)
         calls = method._gradients_of_all_rows(data)
         self._density = joint.density(load_batches(joint, data, start), start, calls=calls)
-        self.probe = ChainProbe(joint, data, seed, start)
+        self.probe: ChainProbe = ChainProbe(joint, data, seed, start)
         warmup = method.warmup if method.adapt else 0
         self.mass_transitions, self.window_ends = adaptation.windows(warmup)
         unknown = torch.full_like(start[:, 0], math.nan)
-        self.current = HamiltonianState(start, unknown, start)
-        self.has_started = False  # if not, the density of the start is not evaluated yet
+        self.current: HamiltonianState = HamiltonianState(start, unknown, start)
+        self.has_started: bool = False  # if not, the density of the start is not evaluated yet
         step_size = torch.full_like(start[:, 0], method.step_size)
-        self.adaptation = adaptation.init(start, step_size)
-        self.step_size = self.adaptation.log_step.exp()  # of the last transition
-        self.divergences = 0
+        self.adaptation: AdaptationState = adaptation.init(start, step_size)
+        self.step_size: Tensor = self.adaptation.log_step.exp()  # of the last transition
+        self.divergences: int = 0
 
     def density(self, w: Tensor) -> tuple[Tensor, Tensor]:
         """Return log p(w, D)/T and its gradient: (C,), (C, D).

@@ -13,10 +13,17 @@ from torch import Tensor, nn
 from bayou.core.specs import later_field
 from bayou.guides import Delta, MeanField
 from bayou.guides.conditional import ConditionalGaussian, GainMoments
+from bayou.guides.factors import GaussianFactor
 from bayou.guides.guide import GuideSpec
 from bayou.guides.rules import Rules
 from bayou.methods.natural_bound import NaturalBound
-from bayou.methods.vi import Variational, check_guide, describe_families, families_of
+from bayou.methods.vi import (
+    Variational,
+    check_guide,
+    describe_families,
+    describe_family,
+    families_of,
+)
 from bayou.network.target import Target
 from bayou.posteriors.guided import Bayesian
 from bayou.training.data import Data
@@ -24,6 +31,8 @@ from bayou.training.data import Data
 ROUNDING = 1e-9  # of lr·hessian, which a rescaled method keeps
 MAX_CONCATENATED = 2**22  # entries of the vectors of a step, which are copies
 MIN_GAIN_SQUARE = 1e-12  # of E[z²], which divides a step
+MIN_VARIANCE = 1e-20  # of z, whose logarithm is taken
+MAX_CHANGE = 0.5  # of (1 − β₂)·(ĥ − h)/(h + δ) in a step
 
 GroupKey = tuple[bool, bool, torch.dtype, torch.device, int]
 
@@ -40,21 +49,30 @@ class IVON(Variational):
         m ← m − min(1, lr·(h₀ + δ))·(g/(1 − β₁ᵗ) + δ·(m − m₀))/(h + δ)
 
     The square keeps h + δ positive. The curvature that scales a step is also the precision of q.
+    Two bounds keep the first steps stable where h₀ is far too small: no step moves a mean by more
+    than a standard deviation of q, and r = (1 − β₂)·(ĥ − h)/(h + δ), of which the rule of h is
+    h + δ ← (h + δ)·(1 + r + ½r²), lies between −½ and ½. Without them a first step can be many
+    Newton steps, after which the noise of ĥ, which grows with the distance from the optimum, raises
+    h until the means hardly move.
     With ``MNF``, q(W|z) = Π N(z_i·m_ij, σ_ij²), h and σ follow the same rules, since ĥ is unbiased
     given z; g averages z∘ĝ, and with running means of z and z²
 
         m ← m − min(1, lr·(h₀ + δ))·(g/(1 − β₁ᵗ) + δ·(E[z²]∘m − E[z]∘m₀))/(E[z²]∘(h + δ))
 
-    The flow, q(z₀) and r(z|W) are learned by Adam on the same loss (means of z in steps relative to
-    √E[z²], so that a run does not depend on the scale of z, which m can absorb), in which the terms
-    log q(z) − log r(z|W) also have gradients in m and σ, so that the whole bound is maximized.
+    The whole bound is maximized: the loss has log q(z) − log r(z|W), also with their gradients in m
+    and σ. A Gaussian q(z₀) = N(c, s²) follows the same rules with the curvature k of the whole
+    loss, s² = β/(N·k) and c ← c − lr·h₀·g/k, so that the spread of z falls and rises as σ does. The
+    conjugate r(z|W) has the moments of z as its center and scale, which are best for any W. The
+    flow, mixtures and other r(z|W) are learned by Adam on the same loss. Gaussian gains of point
+    weights (``NodeNoise``, ``RankOne``) have the rules of q(z₀).
 
     In a network of 5,000 weights or more that was given neither a prior nor a length, ``warmup`` is
     0.4, with a prior by unit (``adapt_to_size``).
 
     Args:
-        guide: the family: ``MeanField()`` (default) or ``MNF()``, or a mapping from patterns of
-            tensor names to these and ``Delta()``. Their ``std`` is not used.
+        guide: the family: ``MeanField()`` (default), ``MNF()``, ``NodeNoise()``, ``NodeFlow()`` or
+            ``RankOne(std=...)``, or a mapping from patterns of tensor names to these and
+            ``Delta()``. The ``std`` of MeanField and MNF is not used; ``hessian`` is.
         lr: the learning rate of the means, 0.1 by default; at most 1/hessian.
         hessian: h₀, where the curvature of the mean loss starts; 0.1 by default.
         beta1: β₁, of the gradient; 0.9 by default.
@@ -63,9 +81,9 @@ class IVON(Variational):
         local: draw outputs instead of weights, at twice the cost and with less noise; False by
             default. ``MNF`` does so by its own setting.
         plain_lr: the rate of Adam for what is a point (normalization layers, learned noise) and for
-            the flows of gains, 1e-3 by default. Log scales of gains have ten times that, and so
-            have scales of a prior that are learned, by the gradient of the KL; then h stays ≥ 0 and
-            m moves by lr scales of the prior at most.
+            the flows of gains, 1e-3 by default. Scales have ten times that, and so have scales of a
+            prior that are learned, by the gradient of the KL; then h stays ≥ 0 and m moves by lr
+            scales of the prior at most.
         warmup: the fraction of steps over which the weight β of the KL rises from 0; 0 by default.
         where: a pattern or patterns of the tensors that are random, "*" by default; others keep
             their values. For a ``guide`` of one family.
@@ -129,9 +147,10 @@ class IVON(Variational):
         for spec in families_of(self.guide):
             if spec.for_natural_gradients(1.0, self.local) is None:
                 raise ValueError(
-                    "IVON guide must have families that are Gaussian given their gains, "
-                    f"MeanField() and MNF(), or Delta(); {type(spec).__name__} is not: "
-                    "use VI instead"
+                    "natural gradients need families that are Gaussian given their gains, "
+                    "MeanField() and MNF(), or points given Gaussian gains, NodeNoise(), "
+                    f"RankOne(std=...) and Delta(); {describe_family(spec)} is not: "
+                    "use VI with Adam instead"
                 )
         if self.where != "*" and isinstance(self.guide, Mapping):
             raise ValueError(
@@ -235,11 +254,11 @@ class IVON(Variational):
         if beta2 is None:
             beta2 = min(0.99999, max(0.5, 1 - 5 / steps))
         gaussians = [gaussian for gaussian in problem.gaussians if gaussian is not None]
-        natural = {
-            id(parameter)
-            for gaussian in gaussians
-            for parameter in (gaussian.center, gaussian.log_std, *gaussian.prior.parameters())
-        }
+        factors = problem.factors
+        learned = [p for gaussian in gaussians for p in gaussian.prior.parameters()]
+        learned += [p for gaussian in gaussians for p in gaussian.parameters]
+        learned += [p for factor in factors for p in factor.parameters]
+        natural = {id(p) for p in learned}
         rates: dict[nn.Parameter, float] = {}
         for guide in problem.bayesian.guides:
             rates |= guide.learning_rates(self.plain_lr, 10 * self.plain_lr)
@@ -256,6 +275,7 @@ class IVON(Variational):
             beta2,
             round(self.warmup * steps),
             problem.moments_of_tensors,
+            factors,
         )
 
 
@@ -301,6 +321,8 @@ def natural_step(
 ) -> Tensor:
     """Update g and h and return the direction (g/(1 − β₁ᵗ) + δ·(m − m₀))/(h + δ) of ``IVON``.
 
+    The relative change of h + δ is bounded by ±MAX_CHANGE before the square is added.
+
     Args:
         state: "g" and "h", which change in place, and "t", the number of the step.
         grad: ĝ.
@@ -313,9 +335,20 @@ def natural_step(
     g = state["g"]
     h = state["h"]
     g.lerp_(grad, 1 - beta1)
-    square = (h - curvature).square_().div_(h + delta)
-    h.lerp_(curvature, 1 - beta2).add_(square, alpha=0.5 * (1 - beta2) ** 2)
+    precision = h + delta
+    change = ((1 - beta2) * (curvature - h) / precision).clamp_(-MAX_CHANGE, MAX_CHANGE)
+    h.add_(precision * (change + 0.5 * change.square()))
     return (g / (1 - beta1 ** state["t"]) + delta * shift) / (h + delta)
+
+
+def bounded(move: Tensor, bound: Tensor) -> Tensor:
+    """Return a move whose entries lie between −bound and bound.
+
+    Args:
+        move: of every entry.
+        bound: of every entry, not negative.
+    """
+    return torch.maximum(torch.minimum(move, bound), -bound)
 
 
 class OnlineNewton(torch.optim.Optimizer):
@@ -332,6 +365,7 @@ class OnlineNewton(torch.optim.Optimizer):
         beta2: β₂.
         warmup_steps: steps over which the weight of the KL rises; 0 by default.
         moments: E[z] and E[z²] of tensors with gains; by default there are none.
+        factors: Gaussians with natural gradients of the whole loss; () by default.
     """
 
     def __init__(
@@ -343,8 +377,10 @@ class OnlineNewton(torch.optim.Optimizer):
         beta2: float,
         warmup_steps: int = 0,
         moments: Mapping[ConditionalGaussian, GainMoments] | None = None,
+        factors: Sequence[GaussianFactor] = (),
     ) -> None:
-        groups: list[dict[str, Any]] = [{"params": [g.center, g.log_std]} for g in gaussians]
+        groups: list[dict[str, Any]] = [{"params": g.parameters} for g in gaussians]
+        groups += [{"params": factor.parameters} for factor in factors]
         priors = [parameter for g in gaussians for parameter in g.prior.parameters()]
         for rate in dict.fromkeys(plain.values()):
             params = [p for p, rate_of_p in plain.items() if rate_of_p == rate]
@@ -354,19 +390,29 @@ class OnlineNewton(torch.optim.Optimizer):
         is_capturable = method.compile and groups[0]["params"][0].is_cuda
         super().__init__(groups, {"lr": method.lr, "capturable": is_capturable})
         self.n = n
-        self.beta1 = method.beta1
+        self.beta1: float = method.beta1
         self.beta2 = beta2
-        self.hessian = method.hessian
+        self.hessian: float = method.hessian
         self.warmup_steps = warmup_steps
         self.gaussians = gaussians  # of the first groups
-        self.moments = dict(moments or {})
-        self.moments_of_locations = {
+        self.moments: dict[ConditionalGaussian, GainMoments] = dict(moments or {})
+        self.factors: list[GaussianFactor] = list(factors)  # of the groups that follow
+        self.moments_of_locations: dict[nn.Parameter, GainMoments] = {
             location: moment
             for gaussian, moment in self.moments.items()
-            for location in gaussian.locations
+            if gaussian.gain is not None
+            for location in gaussian.gain.locations
         }
         with torch.no_grad():
-            self.initial_deltas = {g: prior_moments(g)[0] / n for g in gaussians}
+            self.initial_deltas: dict[ConditionalGaussian, Tensor] = {
+                g: prior_moments(g)[0] / n for g in gaussians
+            }
+            self.initial_curvatures: dict[GaussianFactor, Tensor] = {
+                factor: factor.weight / n * (-2 * factor.log_std).exp() for factor in factors
+            }
+            for factor in factors:  # β of the first step narrows it, as it does q(W|z)
+                factor.log_std.sub_(0.5 * math.log(max(1, warmup_steps)))
+            self._match_moments()
             for gaussian in gaussians:
                 h = torch.full_like(gaussian.center, self.hessian)
                 count = self.n * max(1.0, float(warmup_steps))
@@ -400,7 +446,9 @@ class OnlineNewton(torch.optim.Optimizer):
                 entries += center.numel()
         for key, gaussians in groups.items():
             self._newton_step(gaussians, key)
-        for group in self.param_groups[len(self.gaussians) :]:
+        self._step_factors()
+        self._match_moments()
+        for group in self.param_groups[len(self.gaussians) + len(self.factors) :]:
             for parameter in group["params"]:
                 self._adam_step(parameter, group)
 
@@ -442,13 +490,70 @@ class OnlineNewton(torch.optim.Optimizer):
             move /= gain_square.clamp_min(MIN_GAIN_SQUARE)
         # a Newton step, where a prior is narrow
         move *= (lr * (self.hessian + initial_delta)).clamp_max(1.0)
+        max_move = log_std.exp()
+        if has_gains:
+            max_move /= gain_square.clamp_min(MIN_GAIN_SQUARE).sqrt()
         if learns_prior:
-            max_move = lr * precision.rsqrt()
-            move = torch.maximum(torch.minimum(move, max_move), -max_move)
+            max_move = torch.minimum(max_move, lr * precision.rsqrt())
+        move = bounded(move, max_move)
         copy_entries(center - move, list(centers))
         copy_entries(log_std_of(h, delta, count), list(log_stds))
         copy_entries(g, mean_gradients)
         copy_entries(h, mean_curvatures)
+
+    def _step_factors(self) -> None:
+        """Take a step on the factors, those of a dtype and device as one vector.
+
+        k follows the rule of h, of ∂loss/∂log std + β·weight/N = std²·k̂, and
+        std² = β·weight/(N·k).
+        """
+        groups: dict[tuple[torch.dtype, torch.device], list[GaussianFactor]] = {}
+        for factor in self.factors:
+            if factor.mean.grad is not None:
+                groups.setdefault((factor.mean.dtype, factor.mean.device), []).append(factor)
+        for factors in groups.values():
+            self._factor_step(factors)
+
+    def _factor_step(self, factors: list[GaussianFactor]) -> None:
+        """Take a step on factors as one vector."""
+        means = [factor.mean for factor in factors]
+        log_stds = [factor.log_std for factor in factors]
+        states = [
+            self.state[factor.mean]
+            or self._init_state(
+                factor.mean,
+                g=torch.zeros_like(factor.mean),
+                h=self.initial_curvatures[factor].clone(),
+            )
+            for factor in factors
+        ]
+        states[0]["t"] += 1  # one counter for all
+        t = states[0]["t"]
+        gs = [state["g"] for state in states]
+        hs = [state["h"] for state in states]
+        weights = [torch.full_like(factor.mean, factor.weight) for factor in factors]
+        entropy = concatenate(weights) / (self.n * self._tempering(t))  # β·weight/N
+        log_std = concatenate(log_stds)
+        slope = concatenate(_gradients(means))
+        log_slope = concatenate(_gradients(log_stds))
+        curvature = (log_slope + entropy) * (-2 * log_std).exp()
+        state = {"g": concatenate(gs), "h": concatenate(hs), "t": t}
+        mean = concatenate(means)
+        direction = natural_step(state, slope, curvature, 0.0, mean, self.beta1, self.beta2)
+        rate = self.param_groups[0]["lr"] * self.hessian  # at most 1
+        move = bounded(rate * direction, log_std.exp())
+        copy_entries(mean - move, list(means))
+        copy_entries(0.5 * torch.log(entropy / state["h"]), list(log_stds))
+        copy_entries(state["g"], gs)
+        copy_entries(state["h"], hs)
+
+    def _match_moments(self) -> None:
+        """Set the parameters of r(z|W) that are moments of z where the bound is largest."""
+        for gaussian, moments in self.moments.items():
+            if gaussian.moments_of_gains is not None:
+                mean, log_std = gaussian.moments_of_gains
+                mean.copy_(moments.mean)
+                log_std.copy_(0.5 * moments.variance.clamp_min(MIN_VARIANCE).log())
 
     def _gain_vectors(self, gaussians: list[ConditionalGaussian]) -> tuple[Tensor, Tensor]:
         """Return E[z] and E[z²] of every weight, as vectors."""

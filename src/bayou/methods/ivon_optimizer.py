@@ -15,7 +15,7 @@ from bayou.core import rng
 from bayou.guides import Delta, MeanField
 from bayou.guides.gaussian import Factorized
 from bayou.likelihoods import Likelihood
-from bayou.methods.ivon import IVON, log_std_of, natural_step
+from bayou.methods.ivon import IVON, bounded, log_std_of, natural_step
 from bayou.posteriors.guided import Bayesian, Guided
 from bayou.priors import Normal
 
@@ -158,10 +158,11 @@ class IVONOptimizer(torch.optim.Optimizer):
             state["t"] += 1
             gradient = state.pop("grad")
             curvature = state.pop("product")
+            std = log_std_of(state["h"], delta, group["n"]).exp()
             move = natural_step(
                 state, gradient, curvature, delta, p, group["beta1"], group["beta2"]
             )
-            p.sub_(group["lr"] * (group["hessian"] + delta) * move)
+            p.sub_(bounded(group["lr"] * (group["hessian"] + delta) * move, std))
         return loss
 
     @torch.no_grad()

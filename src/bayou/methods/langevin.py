@@ -242,7 +242,7 @@ class SGLD(GradientSampler):
     Paper: Welling & Teh 2011, https://www.stats.ox.ac.uk/~teh/research/compstats/WelTeh2011a.pdf.
     """
 
-    rate = 0.01
+    rate: ClassVar[float] = 0.01
 
     def _kernel(self, n: int) -> tuple[Kernel, Kernel]:
         """Return ``init`` and ``step``."""
@@ -282,7 +282,7 @@ class PSGLD(GradientSampler):
 
     decay: float = field(default=0.99, kw_only=True)
     floor: float = field(default=1e-5, kw_only=True)
-    rate = 0.001
+    rate: ClassVar[float] = 0.001
     least_warm = 2
 
     def __post_init__(self) -> None:
@@ -331,7 +331,7 @@ class SGHMC(GradientSampler):
     """
 
     friction: float = field(default=0.1, kw_only=True)
-    rate = 0.001
+    rate: ClassVar[float] = 0.001
 
     def __post_init__(self) -> None:
         super().__post_init__()

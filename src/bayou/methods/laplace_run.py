@@ -15,11 +15,12 @@ from bayou.curvature.joint import JointNormal, add_past_curvature
 from bayou.curvature.kronecker import KroneckerCurvature
 from bayou.curvature.structures import Curvature, DiagonalCurvature, FullCurvature
 from bayou.inference.baseline_checks import compare_with_mode
-from bayou.inference.curvature_passes import CurvaturePasses
+from bayou.inference.curvature_passes import CurvaturePasses, DataPass
 from bayou.inference.prior_scale import rescale_priors, select_within_chance
 from bayou.likelihoods.discrete import FiniteLikelihood
 from bayou.likelihoods.predictive import Predictive
 from bayou.network import evaluating
+from bayou.network.target import Target
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.gaussian import CLOSED, GaussianPosterior
 from bayou.priors import BoundNormal, BoundUnitNormal
@@ -58,20 +59,22 @@ class LaplaceRun:
         self.passes = passes
         self.point = point
         self.learned = learned
-        self.target = replace(point.target, n=passes.data.n)
-        self.params = {name: point.stack[name][0] for name in point.network.names}
-        self.like = next(iter(self.params.values()))
-        self.normal_priors = {
+        self.target: Target = replace(point.target, n=passes.data.n)
+        self.params: dict[str, Tensor] = {
+            name: point.stack[name][0] for name in point.network.names
+        }
+        self.like: Tensor = next(iter(self.params.values()))
+        self.normal_priors: dict[str, BoundNormal] = {
             name: prior
             for name, prior in self.target.priors.items()
             if isinstance(prior, BoundNormal)
         }
         densities = [coupling.density for coupling in self.target.couplings]
-        self.earlier_tasks = [d for d in densities if isinstance(d, JointNormal)]
-        self.history = list(point.history)
+        self.earlier_tasks: list[JointNormal] = [d for d in densities if isinstance(d, JointNormal)]
+        self.history: list[dict[str, float]] = list(point.history)
         with evaluating(point.network.net):
-            self.data_pass = passes.at(point, self.params)
-        self.evidence = self._evidence()
+            self.data_pass: DataPass = passes.at(point, self.params)
+        self.evidence: Evidence = self._evidence()
 
     def _evidence(self) -> Evidence:
         """Return the evidence as a function of the prior precisions and the noise."""

@@ -50,10 +50,12 @@ class MicrocanonicalChains(HamiltonianChains):
         if start.shape[-1] < 2:
             raise ValueError(f"MCLMC needs two weights or more, got {start.shape[-1]}; use HMC()")
         super().__init__(method, joint, data, start, seed, chains)
-        self.root_dimension = start.shape[-1] ** 0.5
-        self.learns_length = method.length is None and not method.adjusted
-        self.velocity = mclmc.unit(self.normal("direction", 0))
-        self.length = torch.full_like(start[:, 0], 2.0 if method.length is None else method.length)
+        self.root_dimension: float = start.shape[-1] ** 0.5
+        self.learns_length: bool = method.length is None and not method.adjusted
+        self.velocity: Tensor = mclmc.unit(self.normal("direction", 0))
+        self.length: Tensor = torch.full_like(
+            start[:, 0], 2.0 if method.length is None else method.length
+        )
         self.trail: list[Tensor] = []  # some coordinates of a window of the warm-up
         self.log_joint: Callable[..., tuple[Tensor, ...]] = joint
         if method.stochastic and (method.compile or start.is_cuda):
@@ -168,7 +170,7 @@ class MicrocanonicalChains(HamiltonianChains):
             self.gradient_variance = self.measure_gradient_noise(step)
         super().advance(step)
         if method.stochastic and method.adapt:
-            self.step_size = torch.minimum(self.step_size, self.max_step_size())
+            self.step_size: Tensor = torch.minimum(self.step_size, self.max_step_size())
         if method.stochastic and step in self.window_ends:
             self.gradient_variance = self.measure_gradient_noise(step + 1)
         if self.learns_length and step in self.mass_transitions:

@@ -27,7 +27,7 @@ class MemberFolder:
     """
 
     def __init__(self, path: StrPath, run_identity: dict[str, Any]) -> None:
-        self.path = Path(path)
+        self.path: Path = Path(path)
         if not self.path.parent.is_dir():
             raise FileError(
                 f"cannot write {path}: the folder {self.path.parent} does not exist; "

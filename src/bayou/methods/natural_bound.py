@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from bayou.core.modules import Modules
 from bayou.guides.conditional import ConditionalGaussian, GainMoments
+from bayou.guides.factors import GaussianFactor
 from bayou.methods.evidence_bound import EvidenceBound
 from bayou.network.target import Target
 from bayou.posteriors.guided import Bayesian
@@ -35,12 +36,18 @@ class NaturalBound(EvidenceBound):
 
     Attributes:
         gaussians: q(W|z) of every guide; None for points.
+        factors: other Gaussians of the guides, such as q(z₀).
         moments: of the gains of every guide that has any.
     """
 
     def __init__(self, method: IVON, target: Target, bayesian: Bayesian, cold: float) -> None:
         super().__init__(method, target, bayesian, cold)
-        self.gaussians = [guide.conditional_gaussian() for guide in bayesian.guides]
+        self.gaussians: list[ConditionalGaussian | None] = [
+            guide.conditional_gaussian() for guide in bayesian.guides
+        ]
+        self.factors: list[GaussianFactor] = [
+            factor for guide in bayesian.guides for factor in guide.gaussian_factors()
+        ]
         moments = [
             GainMoments(gaussian.gain)
             for gaussian in self.gaussians
@@ -71,7 +78,7 @@ class NaturalBound(EvidenceBound):
 
     @torch.no_grad()
     def observations(self, draw: NetworkDraw) -> dict[str, Tensor]:
-        """Return the means of z and z² over the draws of a step, as one vector.
+        """Return what the running means of the gains observe in a step, as one vector.
 
         Args:
             draw: the draws of the step.
@@ -79,8 +86,10 @@ class NaturalBound(EvidenceBound):
         gains = [part.gains.z for part in draw.draws if part.gains is not None]
         if not gains:
             return {}
-        means = [moment.mean(0) for z in gains for moment in (z, z.square())]
-        return {GAIN_MOMENTS: torch.cat(means)}
+        pairs = zip(self.moments, gains, strict=True)
+        return {
+            GAIN_MOMENTS: torch.cat([v for moments, z in pairs for v in moments.observation(z)])
+        }
 
     def after_step(self, numbers: dict[str, Tensor]) -> None:
         """Update the running means of the gains and of the reward."""
@@ -88,11 +97,11 @@ class NaturalBound(EvidenceBound):
         means = numbers.pop(GAIN_MOMENTS, None)
         if means is None:
             return
-        sizes = [len(moments.mean) for moments in self.moments for _ in range(2)]
+        sizes = [len(moments.v_mean) for moments in self.moments for _ in range(2)]
         pieces = means.split(sizes)
         for index, moments in enumerate(self.moments):
             moments.observe(pieces[2 * index], pieces[2 * index + 1])
 
     def objective(self, numbers: dict[str, Tensor]) -> Tensor:
         """Return what is monitored: without random gains, the log-likelihood alone."""
-        return super().objective(numbers) if len(self.moments) else numbers["log_likelihood"]
+        return super().objective(numbers) if self.factors else numbers["log_likelihood"]

@@ -164,7 +164,7 @@ class Trajectory(Problem):
         self.method = method
         self.every = every
         weights = trained.weights()
-        self.names = list(weights)
+        self.names: list[str] = list(weights)
         like = weights[self.names[0]]
         for number, name in enumerate(self.names):
             zeros = torch.zeros_like(weights[name].detach())

@@ -9,6 +9,7 @@ from typing import Any, Self, final
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from bayou.core import rng
 from bayou.core.params import Params
@@ -150,7 +151,7 @@ class LastLayerBound(PointModel):
         weight = self.weights()[names[0]]
         layer = self.net.get_submodule(names[0].rpartition(".")[0])
         self.features: list[Tensor] = []  # the inputs of the last layer in a forward pass
-        self.hook = layer.register_forward_pre_hook(
+        self.hook: RemovableHandle = layer.register_forward_pre_hook(
             lambda _, arguments: self.features.append(arguments[0])
         )
         self._check_last_layer(layer, inputs)
@@ -162,14 +163,14 @@ class LastLayerBound(PointModel):
                 "use such a prior, or VI"
             )
         shape = len(weight), weight.shape[1] + len(names) - 1
-        self.full = method.rank is None and math.prod(shape) <= MAX_FULL_WEIGHTS
-        self.log_std = nn.Parameter(weight.new_full(shape, math.log(INITIAL_STD)))
+        self.full: bool = method.rank is None and math.prod(shape) <= MAX_FULL_WEIGHTS
+        self.log_std: nn.Parameter = nn.Parameter(weight.new_full(shape, math.log(INITIAL_STD)))
         # U begins at 0 in a full S; a low rank of 0 would have no gradient
         rank = DEFAULT_RANK if method.rank is None else method.rank
         columns = shape[1] if self.full else rank
         scale = 0.0 if self.full else 1 / math.sqrt(math.prod(shape))
         noise = rng.normal(shape[0], (shape[1], columns), weight, seed=0)
-        self.mixing = nn.Parameter(noise * scale)
+        self.mixing: nn.Parameter = nn.Parameter(noise * scale)
 
     @torch.no_grad()
     def _check_last_layer(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, Self, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, final
 
 import torch
 from torch import nn
@@ -43,12 +43,16 @@ from bayou.training.newton import passes_for
 from bayou.training.problem import Hooks
 from bayou.training.seeds import part_seed
 
+if TYPE_CHECKING:
+    from bayou.methods.ivon import IVON
+
 WIDE_FAN_IN = 256  # inputs of a unit, above which the learning rate is divided by their number
 LARGE_NETWORK = 5000  # weights, from which on ``adapt_to_size`` changes the defaults
 BY_UNIT = Normal("fan_in", gain=1.4, learn="units")  # the default prior of a large network
 MIN_COLLAPSE_STEPS = 1000  # shorter runs are not checked for a collapse
 LENGTH_FROM_MODE = 0.3  # fraction of the default number of steps for a run that starts at a mode
 LARGE_FALL = 0.1  # nats per row that the objective may fall below its maximum without a warning
+VALIDATION = "validation"  # the β that is selected on held-out rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,6 +302,18 @@ def check_guide(guide: Rules, method: str) -> None:
         )
 
 
+def describe_family(spec: GuideSpec) -> str:
+    """Return the name of a family, with what makes it a family of points or mixtures.
+
+    Args:
+        spec: the family.
+    """
+    components = getattr(spec, "components", 1)
+    if components > 1:
+        return f"{type(spec).__name__}(components={components})"
+    return type(spec).__name__
+
+
 def describe_families(guide: Rules) -> str:
     """Return the names of the families of a guide, with their patterns.
 
@@ -331,18 +347,25 @@ class VI(Variational):
         scale_lr: the learning rate of log standard deviations, which start small and change most;
             None is 10·lr. Parameters that mix D entries (triangular maps of gains, columns of
             LowRank) have it over √D.
-        beta: β, the weight of the KL; 1 by default. Less than 1 tempers the posterior.
+        beta: β, the weight of the KL; 1 by default. Less than 1 tempers the posterior. Or
+            "validation": ``bayou.fit`` and ``bayou.select.plan`` select it among 1, 0.3, 0.1, 0.03
+            and 0.01 on a held-out fifth of the rows, by five fits, and fit it to all rows. The
+            ELBO that is reported always has β = 1.
         warmup: the fraction of steps over which β increases from 0, or more if a family requires
             it; 0 by default.
         samples: draws of the weights in a step; 1 by default.
         start: where q is centered at first: "mode" (default), "network", or a method.
         lr: the learning rate of everything else, 1e-3 by default.
+        optimizer: "natural" has natural gradients for every Gaussian of the guide and Adam for the
+            rest: ``natural()`` is what is fitted. A callable as for other methods; None (default)
+            is Adam.
 
     Returns:
         ``fit`` returns a ``Guided`` posterior: draws, densities, the ELBO and files.
 
     Raises:
-        ValueError: for a guide that is no family, and for settings out of range.
+        ValueError: for a guide that is no family, for settings out of range, and with
+            optimizer="natural" for families that are not Gaussian given the rest.
 
     >>> import bayou, torch
     >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)
@@ -360,16 +383,71 @@ class VI(Variational):
 
     guide: Rules = field(default_factory=MeanField)
     scale_lr: float | None = field(default=None, kw_only=True)
-    beta: float = field(default=1.0, kw_only=True)
+    beta: float | Literal["validation"] = field(default=1.0, kw_only=True)
     warmup: float = field(default=0.0, kw_only=True)
+    named_optimizers: ClassVar[tuple[str, ...]] = ("natural",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_whole("samples")
         self._check_positive("scale_lr")
-        self._check_interval("[0, inf)", "beta")
+        if isinstance(self.beta, str) and self.beta != VALIDATION:
+            raise ValueError(
+                f"VI beta must be in [0, inf), or {VALIDATION!r} to select it on held-out rows, "
+                f"got {self.beta!r}"
+            )
+        if self.beta != VALIDATION:
+            self._check_interval("[0, inf)", "beta")
         self._check_interval("[0, 1]", "warmup")
         check_guide(self.guide, "VI")
+        if self.optimizer == "natural":
+            self.natural()  # which validates the families
+
+    def natural(self) -> IVON:
+        """Return ``IVON`` with this guide and these settings.
+
+        ``lr``, which is 1e-3 by default, is then 0.1, and ``plain_lr`` a tenth of ``scale_lr``.
+
+        Raises:
+            ValueError: for families that are not Gaussian given the rest, for β ≠ 1 and ``clip``.
+        """
+        from bayou.methods.ivon import IVON
+
+        if self.beta != 1:
+            raise ValueError(
+                f"VI with natural gradients has no beta, got beta={self.beta!r}; use cold=True"
+            )
+        defaults = {setting.name: setting.default for setting in fields(self)}
+        names = [setting.name for setting in fields(Variational)]
+        settings = {name: getattr(self, name) for name in names if name not in ("lr", "optimizer")}
+        if self.lr != defaults["lr"]:
+            settings["lr"] = self.lr
+        if self.scale_lr is not None:
+            settings["plain_lr"] = self.scale_lr / 10
+        return IVON(self.guide, warmup=self.warmup, **settings)
+
+    def at_mode(self, noise: float, data: Data) -> Self:
+        if self.optimizer == "natural":
+            return self.natural().at_mode(noise, data)  # type: ignore[return-value]
+        return super().at_mode(noise, data)
+
+    @property
+    def kl_weight(self) -> float:
+        """Return β; a ValueError if it is still to be selected."""
+        if isinstance(self.beta, str):
+            raise ValueError(
+                f"VI(beta={self.beta!r}).fit has no rows to select β on: use bayou.fit or "
+                "bayou.select.plan, and inside another method, such as Ensemble, give the number "
+                "that they selected"
+            )
+        return self.beta
+
+    def _fit(self, arguments: FitArguments) -> Posterior:
+        """Fit q, with a β that is known before anything is trained."""
+        if self.optimizer == "natural":
+            return self.natural()._fit(arguments)
+        _ = self.kl_weight
+        return super()._fit(arguments)
 
     @property
     def specs(self) -> list[GuideSpec]:
@@ -421,7 +499,7 @@ class VI(Variational):
             steps: the length of the fit.
         """
         warmup_steps = max(self.warmup, *(spec.warmup for spec in self.specs)) * steps
-        return self.beta * min(1.0, (step + 1) / warmup_steps if warmup_steps else 1.0)
+        return self.kl_weight * min(1.0, (step + 1) / warmup_steps if warmup_steps else 1.0)
 
     def optimizer_of(self, problem: EvidenceBound, steps: int) -> torch.optim.Optimizer:
         """Return the optimizer of the settings, with a learning rate for scales.
