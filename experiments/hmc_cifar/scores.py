@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import bayou
 from bayou import metrics
 from bayou.likelihoods.predictive import Predictive
+from bayou.truth import class_predictive, fidelity
 from experiments.hmc_cifar.images import AWAY, STRENGTHS, Task
 
 ROUNDING = 1e-3  # of a mutual information, in nats
@@ -21,21 +21,17 @@ Saved = Mapping[
 
 def predictive(log_p: Any) -> Predictive:
     """Predictions of log P(class), (N, 10), up to constants of the rows."""
-    return Predictive(
-        bayou.Categorical().bind(), torch.as_tensor(log_p, dtype=torch.float64).unsqueeze(0)
-    )
+    return class_predictive(torch.as_tensor(log_p))
 
 
 def scores(found: Saved, task: Task) -> dict[str, Any]:
     """Scores at the test images, distances from HMC, and what the pictures need."""
     p, truth = predictive(found["test"]), predictive(task.hmc.log())
     bins = metrics.reliability(p, task.y)
+    compared = fidelity(p, truth, task.y)
     numbers: dict[str, Any] = {
-        "accuracy": 100 * metrics.accuracy(p, task.y),
-        "nll": metrics.nll(p, task.y),
-        "ece": bins.ece,
-        "agreement": metrics.agreement(p, truth),
-        "total_variation": metrics.total_variation(p, truth),
+        **compared,
+        "accuracy": 100 * compared["accuracy"],
         "people": spearman(p.entropy, torch.special.entr(task.people).sum(-1)),
         "entropy": float(p.entropy.mean()),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,13 +14,26 @@ import torch
 from bayou.core.progress import Show
 from experiments import figures, plots, study
 from experiments.hmc_cifar.images import STRENGTHS, Sizes
-from experiments.hmc_cifar.rows import LABELS, MEANS, POINT, REFERENCE, Fits, mixture
+from experiments.hmc_cifar.rows import (
+    AUGMENT,
+    LABELS,
+    LESSON_DRAWS,
+    MEANS,
+    MIXTURES,
+    POINT,
+    REFERENCE,
+    STUDENTS,
+    TEACHER,
+    Fits,
+    mixture,
+)
 from experiments.hmc_cifar.scores import scores
 from experiments.study import Fit, Found
 
 # rows with colors of their own; the others are in the table
 DRAWN = (POINT, "ensemble of 5", "MNF", "SGHMC, cyclical", "IVON", "MC dropout", "IVON, 8 runs",
          "MC dropout, 3 runs", "MC dropout, 5 runs")  # fmt: skip
+SINGLE = (REFERENCE, *MIXTURES)  # one row each, without a length of its own
 UNSURE = 0.3  # the confidence below which a bin has too few images to be drawn
 
 
@@ -41,8 +55,8 @@ class HMCCifar:
         return [
             Fit(self.name, "cifar10", label, seed, long)
             for label in study.chosen("hmc-cifar10 has no row", only, LABELS)
-            for seed in range(1 if label == REFERENCE else seeds or self.seeds)
-            for long in [None if label == REFERENCE else length or self.sizes.epochs]
+            for seed in range(1 if label in SINGLE else seeds or self.seeds)
+            for long in [None if label in SINGLE else length or self.sizes.epochs]
         ]
 
     def measure(self, fit: Fit, device: str, samples: int | None, show: Show) -> dict[str, Any]:
@@ -51,12 +65,21 @@ class HMCCifar:
         run = Fits(sizes, Path(fit.folder) / self.name, torch.device(device), show)
         if fit.label == REFERENCE:
             return scores({"test": run.task.hmc.log()}, run.task)
-        one, count = MEANS.get(fit.label, (fit.label, 1))
-        found = mixture([run.saved(one, count * fit.seed + k) for k in range(count)])
+        if fit.label in MIXTURES:
+            found = run.mixed(MIXTURES[fit.label])
+        elif fit.label in STUDENTS:
+            student = run.student(fit.label, fit.seed)
+            found = mixture([student])
+        else:
+            one, count = MEANS.get(fit.label, (fit.label, 1))
+            found = mixture([run.saved(one, count * fit.seed + k) for k in range(count)])
         cost = {name: float(found[name]) for name in ("epochs", "minutes", "epoch_seconds")}
-        return (
-            scores(found, run.task) | cost | {"said": [str(word) for word in found["said"] if word]}
-        )
+        row = scores(found, run.task) | cost
+        row["said"] = [str(word) for word in found["said"] if word]
+        if fit.label in STUDENTS:
+            row["certificate"] = json.loads(str(student["certificate"]))
+            row["student_minutes"] = float(student["student_minutes"])
+        return row
 
     def render(self, found: Found) -> str:
         """The table: means over seeds ± one standard error, a line for every length."""
@@ -77,6 +100,7 @@ class HMCCifar:
             said = ", ".join(sorted({word for row in mine for word in row.get("said", ())}))
             lines.append(f"| {' | '.join([mine[0]['label'], *cells, str(len(mine)), said])} |")
         lines += self.corruptions(found)
+        lines += self.certificates(found)
         return "\n".join([*lines, "", study.made_by(found), ""])
 
     def corruptions(self, found: Found) -> list[str]:
@@ -107,6 +131,31 @@ class HMCCifar:
             lines += (
                 [f"| {' | '.join([mine[0]['label'], *cells, str(len(rows))])} |"] if rows else []
             )
+        return lines if len(lines) > 5 else []
+
+    def certificates(self, found: Found) -> list[str]:
+        """The table of students beside their teacher, by kind of inputs: means over seeds."""
+        heads = ["inputs", "total variation to the teacher", "90 %", "bound", "agreement",
+                 "information", "teacher's", "to HMC", "teacher's", "farther", "minutes", "seeds"]  # fmt: skip
+        lines = ["", STUDENTS_INTRODUCTION, "", f"| student | {' | '.join(heads)} |",
+                 f"|---|---|{'---:|' * (len(heads) - 1)}"]  # fmt: skip
+        for mine in self.lines(found):
+            rows = [row for row in mine if "certificate" in row]
+            for name in rows[0]["certificate"] if rows else ():
+                parts = [row["certificate"][name] for row in rows]
+                taught = [part["to_teacher"] for part in parts]
+                to_hmc = [
+                    [None if part[key] is None else part[key]["mean"] for part in parts]
+                    for key in ("to_reference", "teacher_to_reference")
+                ]
+                values = [[one["mean"] for one in taught], [one["quantiles"][1] for one in taught],
+                          [one["bound"] for one in taught], [part["agreement"] for part in parts],
+                          [part["information"] for part in parts],
+                          [part["teacher_information"] for part in parts], *to_hmc,
+                          [part["farther"] for part in parts]]  # fmt: skip
+                cells = [study.cell(one, 4) for one in values]
+                cells += [study.cell([row["student_minutes"] for row in rows], 1), str(len(rows))]
+                lines.append(f"| {mine[0]['label']} | {name} | {' | '.join(cells)} |")
         return lines if len(lines) > 5 else []
 
     def lines(self, found: Found) -> list[list[dict[str, Any]]]:
@@ -212,4 +261,11 @@ DISTANCE = (
 CORRUPTED_INTRODUCTION = (
     "Corrupted images: 1,500 test images at each of five strengths, 500 each with Gaussian noise, blur and less "
     "contrast; accuracy, NLL and ECE at each strength, and AUROC of all test images against those of the fifth."
+)
+STUDENTS_INTRODUCTION = (
+    f"Students: one network that learns the mean prediction of {TEACHER}, or a Dirichlet with their mean and variance, from "
+    f"the training images and {AUGMENT.copies} copies of each (mixup, shifts, mirror images) that the teacher labels with "
+    f"{LESSON_DRAWS} draws of each fit. Total variation to the teacher: its mean, its .9 quantile over images, and a "
+    "bound of its expectation that holds with probability .95; farther: the distance of the student to HMC less that of "
+    "its teacher; minutes: of the student alone."
 )

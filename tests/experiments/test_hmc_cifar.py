@@ -2,6 +2,7 @@
 known scores.
 """
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,10 +11,11 @@ import torch
 from torch.testing import assert_close
 
 from bayou.data.files import folders
-from experiments.hmc_cifar import images
+from experiments.hmc_cifar import images, rows
 from experiments.hmc_cifar.images import Sizes
 from experiments.hmc_cifar.network import Block, FilterResponseNorm, resnet
 from experiments.hmc_cifar.scores import scores, spearman
+from experiments.hmc_cifar.table import HMCCifar
 
 
 def test_the_network_has_the_weights_and_the_padding_of_the_reference():
@@ -68,10 +70,36 @@ def test_ranks_of_equal_values_are_shared():
     assert spearman(a, -a) == pytest.approx(-1)
 
 
-@pytest.mark.skipif(
+NEEDS_DATA = pytest.mark.skipif(
     not any((folder / "cifar10/hmc_resnet20_frn_swish.npz").is_file() for folder in folders()),
     reason="needs the data",
 )
+
+
+@NEEDS_DATA
+@pytest.mark.slow
+def test_students_are_made_of_saved_predictions_and_certified(monkeypatch, tmp_path):
+    monkeypatch.setattr(rows, "TEACHER", "MC dropout, 2 runs")
+    sizes = Sizes(width=4, blocks=1, train=60, test=40, away=20, batch=30, epochs=1, samples=2)
+    study = HMCCifar(sizes=sizes)
+    found = []
+    for label in rows.STUDENTS:
+        (fit,) = study.fits([], [label], 1, 1)
+        row = study.measure(replace(fit, folder=str(tmp_path)), "cpu", 2, False)
+        assert set(row["certificate"]) == {"test", "corrupted", *images.AWAY}
+        assert row["certificate"]["test"]["farther"] is not None
+        assert row["certificate"]["corrupted"]["farther"] is None
+        found.append({"label": label, "length": 1, **row})
+    lines = study.certificates({"rows": found})
+    assert len(lines) == 5 + 2 * 4
+    made = {file.name: file.stat().st_mtime_ns for file in tmp_path.rglob("*.lesson")}
+    assert len(made) == 2
+    again = study.measure(replace(fit, folder=str(tmp_path)), "cpu", 2, False)
+    assert again["certificate"] == row["certificate"]
+    assert made == {file.name: file.stat().st_mtime_ns for file in tmp_path.rglob("*.lesson")}
+
+
+@NEEDS_DATA
 def test_the_reference_has_its_published_scores():
     task = images.read(Sizes(train=10), torch.device("cpu"))
     found = scores({"test": task.hmc.log()}, task)
@@ -82,3 +110,26 @@ def test_the_reference_has_its_published_scores():
     assert strengths.shape == (5, 1500, 3, 32, 32)
     distance = (strengths - task.inputs["test"][:1500]).square().mean((1, 2, 3, 4)).tolist()
     assert all(a < b for a, b in pairwise([0.0, *distance]))
+
+
+def test_a_fit_in_a_mixture_counts_by_its_epochs(tmp_path):
+    """One fit of 100 epochs and two of 50: weights 1/2, 1/4, 1/4."""
+    probabilities = {("MC dropout", 50, 0): 0.9, ("MC dropout", 50, 1): 0.5, ("IVON", 100, 0): 0.1}
+    for (label, epochs, seed), first in probabilities.items():
+        fits = rows.Fits(Sizes(epochs=epochs), tmp_path, torch.device("cpu"), False)
+        saved = {"epochs": epochs, "minutes": epochs / 10, "epoch_seconds": 2.0, "said": ""}
+        saved["test"] = np.log([[first, 1 - first]])
+        saved["test information"] = np.zeros(1)
+        rows.write(fits.file(label, seed), saved)
+    fits = rows.Fits(Sizes(), tmp_path, torch.device("cpu"), False)
+    found = fits.mixed((rows.Part("MC dropout", 50, 2), rows.Part("IVON", 100, 1)))
+    assert found["epochs"] == 200
+    assert found["minutes"] == pytest.approx(20)
+    first = float(torch.as_tensor(found["test"]).softmax(-1)[0, 0])
+    assert first == pytest.approx((0.9 + 0.5) / 4 + 0.1 / 2)
+
+
+def test_rows_of_one_length_have_files_of_their_own(tmp_path):
+    fits = rows.Fits(Sizes(), tmp_path, torch.device("cpu"), False)
+    files = [fits.file(label, 0) for label in rows.methods(Sizes())]
+    assert len(set(files)) == len(files)
