@@ -210,3 +210,49 @@ def test_missing_onnx_raises_with_the_command_to_install_it(monkeypatch, tmp_pat
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ImportError, match=r"needs onnxscript, .* pip install 'bayou\[onnx\]'"):
         export_onnx(fitted("mlp", "point"), tmp_path / "a.onnx", X)
+
+
+def numbers(method, net=None):
+    """A posterior of a regression with 16 inputs."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 6), nn.Tanh(), nn.Linear(6, 1)) if net is None else net
+    y = X[:, :1] + 0.1 * X[:, 1:2]
+    return fit(net, (X, y), method, likelihood=bayou.Gaussian(0.1), seed=0)
+
+
+KINDS = {
+    "infinite width": lambda: numbers(bayou.methods.Wide()),
+    "variational last layer": lambda: numbers(bayou.methods.VBLL(steps=5)),
+    "exact last layer": lambda: numbers(
+        bayou.Laplace("full", where="last", start=START, predictive="exact")
+    ),
+    "joint flow": lambda: numbers(bayou.VI(bayou.JointFlow(), steps=3)),
+    "mixture": lambda: bayou.Mixture([numbers(START), numbers(bayou.VI(steps=3))]),
+}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.slow if kind == "infinite width" else ())
+        for kind in KINDS
+    ],
+)
+def test_kinds_of_posteriors_of_numbers(kind):
+    """A closed form becomes an average over draws, that of ``predict`` with ``samples``."""
+    posterior = KINDS[kind]()
+    program = export(posterior, X[:3], samples=4, seed=7)
+    compare(program, posterior.predict(X[:7], 4, seed=7), X[:7])
+
+
+def test_what_cannot_be_exported_says_what_to_do():
+    linearized = numbers(bayou.Laplace(start=START))
+    two_nets = bayou.Mixture([numbers(START), numbers(START, net=nn.Linear(16, 1))])
+    probit = fitted("mlp", "last layer").using("probit")
+    for posterior, advice in (
+        (linearized, r"export posterior.using\('sampled'\)"),
+        (two_nets, "export its components one by one"),
+        (probit, r"export posterior.using\('linearized'\)"),
+    ):
+        with pytest.raises(ValueError, match=advice):
+            export(posterior, X[:3], samples=4)

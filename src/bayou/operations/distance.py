@@ -151,13 +151,13 @@ class FeatureDensity(nn.Module):
     def __init__(self, net: nn.Module, classes: int) -> None:
         super().__init__()
         _, last = _last_linear(net)
-        self.net = copy.deepcopy(net).requires_grad_(False).eval()
+        self.net: nn.Module = copy.deepcopy(net).requires_grad_(False).eval()
         mean = torch.zeros(
             classes, last.in_features, dtype=torch.float64, device=last.weight.device
         )
-        self.mean = nn.Buffer(mean)
-        self.root = nn.Buffer(torch.diag_embed(mean))  # L
-        self.log_weight = nn.Buffer(mean[:, 0].clone())
+        self.mean: nn.Buffer = nn.Buffer(mean)
+        self.root: nn.Buffer = nn.Buffer(torch.diag_embed(mean))  # L
+        self.log_weight: nn.Buffer = nn.Buffer(mean[:, 0].clone())
 
     def features(self, inputs: tuple[Any, ...]) -> Tensor:
         """Return z in float64, (B, D).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, final
@@ -35,23 +36,25 @@ from bayou.network import (
     rows_of,
 )
 from bayou.network.target import PriorRules, Target
-from bayou.network.units import units_of, with_units
+from bayou.network.units import Units, units_of, with_units
+from bayou.operations.augment import Augment
+from bayou.operations.stored import TEACHER_ROWS, StoredPredictions
 from bayou.posteriors import Empirical, Posterior
 from bayou.training.data import Data, as_data, join_batches
 from bayou.training.loop import fit_module
 from bayou.training.problem import Numbers, Problem
 from bayou.training.rows import as_unlabeled_data
 from bayou.training.seeds import as_int_seed, part_seed
-from bayou.training.settings import Settings
+from bayou.training.settings import Schedule, Settings
 
 Keep = Literal["epistemic"]
 Loss = Callable[[Tensor, Tensor], Tensor]
 DEFAULT_DRAWS = 100  # of a kept distribution
-TEACHER_ROWS = 1024  # rows per evaluation of the teacher
+ONE_FUNCTION = "the teacher has one function, without epistemic uncertainty to keep; use keep=None"
 
 
 def distill(
-    posterior: Posterior | Sampler,
+    posterior: Posterior | Sampler | StoredPredictions,
     student: nn.Module,
     data: object,
     *,
@@ -60,10 +63,14 @@ def distill(
     prior: PriorRules | None = None,
     rows: object = None,
     keep: Keep | None = None,
+    augment: Augment | None = None,
     samples: int | None = None,
     steps: int | None = None,
     lr: float = 1e-3,
     batch_size: int = 128,
+    schedule: Schedule = "tail",
+    compile: bool = False,
+    autocast: bool = False,
     seed: int = 0,
     progress: Show = True,
 ) -> Empirical | Distilled:
@@ -78,28 +85,39 @@ def distill(
     of a Dirichlet with the mean of the draws' probabilities and, summed over classes, their
     variance. Numbers: (B, 3·D), mean, log Var_s E[y | f_s] and log E_s Var[y | f_s].
 
+    **Stored predictions**, ``distill(StoredPredictions(...), student, x)``: the teacher is not
+    there any more, but what it predicted for the rows of x. They may be those of several fits,
+    whose mixture is the teacher.
+
     **Online**, ``distill(SGLD(...), student, (x, y))``: a chain runs on the posterior of ``net``,
     ``likelihood`` and ``prior``. The student takes one step for each draw, which is not stored. All
     losses are linear in the statistics of a draw, so the expected gradient is that of distillation
     from all draws.
 
     Args:
-        posterior: the teacher, or a chain to run, such as ``SGLD()``.
+        posterior: the teacher: a posterior such as an ensemble or a ``Mixture``, stored predictions
+            for the rows of ``data``, or a chain to run, such as ``SGLD()``.
         student: the network to train. The network itself is not changed.
         data: rows (x, y), a Dataset, a DataLoader, or only x. Of a posterior y is not used, so that
-            unlabeled rows are sufficient; a chain is fitted to them.
+            unlabeled rows are sufficient; a chain is fitted to them. With stored predictions only
+            x, in their order.
         net: of a chain, its network; by default that of the student.
         likelihood: of a chain, p(y | f); by default ``Categorical()``.
         prior: of a chain, as ``bayou.fit`` takes it.
         rows: of a chain, the x of the student's steps; by default those of the data.
         keep: "epistemic" to keep the distribution of the draws; by default only their predictive.
+        augment: further rows, made from x, that a posterior is evaluated at; by default none. It
+            usually brings the student closer to its teacher on new rows.
         samples: draws of a posterior, which is evaluated once for each row; None: as many as
             ``predict`` takes.
         steps: of the student. For a chain it is the number of draws, by default all after the
             burn-in.
         lr: the learning rate of Adam.
         batch_size: rows in a step.
-        seed: of draws and batches.
+        schedule: of the learning rate, as of ``MAP``: "constant", "linear", "cosine", "tail".
+        compile: whether to compile the step of the student, on a GPU as one CUDA graph.
+        autocast: whether to compute products in bfloat16.
+        seed: of draws, batches and augmented rows.
         progress: whether to show progress, or a function that is called with it.
 
     Returns:
@@ -107,8 +125,8 @@ def distill(
 
     Raises:
         ValueError: if the student's outputs do not have the shape that its loss needs, the
-            likelihood is neither of classes nor of real numbers, or a posterior is combined with
-            the arguments of a chain.
+            likelihood is neither of classes nor of real numbers, a posterior is combined with the
+            arguments of a chain, or stored predictions are not those of as many rows as x has.
 
     Example:
         >>> student = torch.nn.Sequential(torch.nn.Linear(2, 20), torch.nn.SiLU(),
@@ -123,7 +141,19 @@ def distill(
     if keep not in (None, "epistemic"):
         raise ValueError(f"keep must be None or 'epistemic', got {keep!r}")
     seed = as_int_seed(seed)
-    settings = Settings(steps=steps, lr=lr, batch_size=batch_size)
+    settings = Settings(
+        steps=steps,
+        lr=lr,
+        batch_size=batch_size,
+        schedule=schedule,
+        compile=compile,
+        autocast=autocast,
+    )
+    if augment is not None and not isinstance(posterior, Posterior):
+        raise ValueError(
+            "augment evaluates a posterior at further rows; for stored predictions, store those at "
+            "augment.inputs(x), and for a chain pass rows=augment.inputs(x)"
+        )
     if isinstance(posterior, Sampler):
         if samples is not None:
             raise ValueError(
@@ -132,17 +162,39 @@ def distill(
         chain_net = student if net is None else net
         target = Target.build(chain_net, likelihood or Categorical(), prior, as_data(data).n)
         queries = data if rows is None else rows
-        lesson = _online_lesson(posterior, target, data, queries, settings, seed, progress)
-    elif not isinstance(posterior, Posterior):
+        lesson = _online_lesson(posterior, target, data, queries, keep, settings, seed, progress)
+    elif not isinstance(posterior, Posterior | StoredPredictions):
         raise ValueError(
-            f"distill needs a posterior, or a chain to run such as SGLD(), got {posterior!r}"
+            "distill needs a posterior, stored predictions, or a chain to run such as SGLD(), got "
+            f"{posterior!r}"
         )
     elif any(argument is not None for argument in (net, likelihood, prior, rows)):
         raise ValueError("net, likelihood, prior and rows are for a chain; a posterior has its own")
+    elif isinstance(posterior, StoredPredictions):
+        if samples is not None:
+            raise ValueError("samples= is for a posterior; stored predictions are means of draws")
+        lesson = _stored_lesson(posterior, data, keep, settings)
     else:
-        lesson = _offline_lesson(posterior, data, keep, samples, settings, seed)
+        lesson = _offline_lesson(posterior, data, keep, augment, samples, settings, seed)
     point = _train_student(student, lesson, keep, seed, progress)
     return Distilled(point) if keep else point
+
+
+@dataclass
+class _Goal:
+    """What a student is trained to give.
+
+    Args:
+        loss: of its outputs and the statistics of the teacher.
+        likelihood: of the student as a posterior.
+        output_shape: of its outputs for one row.
+        units: in which the teacher was fitted; None if it has none.
+    """
+
+    loss: Loss
+    likelihood: Likelihood
+    output_shape: torch.Size
+    units: Units | None = None
 
 
 @dataclass
@@ -150,19 +202,19 @@ class _Lesson:
     """What a student learns from.
 
     Args:
-        teacher: the posterior, or the first draw of the chain.
-        queries: the rows of its steps, with the statistics of the teacher as y if it is a
-            posterior.
+        goal: what the student is trained to give.
+        queries: the rows of its steps, with the statistics of the teacher as y if it is not a
+            chain.
         example_x: some inputs of these rows.
         settings: of the training.
-        chain: the draws after the first one, if the teacher is a chain.
+        draws: the draws of the chain, if the teacher is one.
     """
 
-    teacher: Posterior
+    goal: _Goal
     queries: Data
     example_x: object
     settings: Settings
-    chain: Iterator[Empirical] | None = None
+    draws: Iterator[Empirical] | None = None
 
 
 def _online_lesson(
@@ -170,6 +222,7 @@ def _online_lesson(
     target: Target,
     data: object,
     queries: object,
+    keep: Keep | None,
     settings: Settings,
     seed: int,
     progress: Show,
@@ -179,54 +232,83 @@ def _online_lesson(
     chain = method.stream(target, data, seed=part_seed(seed, "teacher"), progress=progress)
     batches = as_unlabeled_data(queries, settings.batch_size)
     x, _ = next(iter(batches.epoch()))
-    return _Lesson(next(chain), batches, x, settings, chain)
+    first = next(chain)
+    goal = _posterior_goal(first, x, keep)
+    return _Lesson(goal, batches, x, settings, itertools.chain([first], chain))
 
 
 def _offline_lesson(
     posterior: Posterior,
     data: object,
     keep: Keep | None,
+    augment: Augment | None,
     samples: int | None,
     settings: Settings,
     seed: int,
 ) -> _Lesson:
     """Evaluate the teacher once for each row."""
+    rows = as_unlabeled_data(data, TEACHER_ROWS)
+    if augment is not None:
+        x, _ = join_batches(rows.epoch())
+        more_x = augment.inputs(x, part_seed(seed, "augment"))
+        rows = as_unlabeled_data(more_x, TEACHER_ROWS)
     batches = []
-    for x, _ in as_unlabeled_data(data, TEACHER_ROWS).epoch():
+    for x, _ in rows.epoch():
         p = posterior.predict(x, samples, seed=part_seed(seed, "teacher"))
         if keep and len(p.outputs) == 1:
-            raise ValueError(
-                "the teacher has one function, without epistemic uncertainty to keep; use keep=None"
-            )
+            raise ValueError(ONE_FUNCTION)
         batches.append((x, _teacher_statistics(p, keep)))
     x, statistics = join_batches(batches)
     statistics = statistics.to(forward_inputs(x)[0].device)
-    return _Lesson(posterior, as_data((x, statistics), settings.batch_size), x, settings)
+    goal = _posterior_goal(posterior, x, keep)
+    return _Lesson(goal, as_data((x, statistics), settings.batch_size), x, settings)
+
+
+def _stored_lesson(
+    stored: StoredPredictions, data: object, keep: Keep | None, settings: Settings
+) -> _Lesson:
+    """Take the statistics of the teacher from its predictions."""
+    x, _ = join_batches(as_unlabeled_data(data, TEACHER_ROWS).epoch())
+    first = forward_inputs(x)[0]
+    if len(first) != stored.rows:
+        raise ValueError(
+            f"there are stored predictions of {stored.rows:,} rows, but x has {len(first):,}; they "
+            "belong to the same rows in the same order"
+        )
+    statistics = stored.probabilities
+    if keep:
+        if stored.is_one_function:
+            raise ValueError(ONE_FUNCTION)
+        statistics = torch.cat((statistics, stored.square_sum.unsqueeze(-1)), -1)
+    likelihood = Categorical()
+    bound = likelihood.bind()
+    loss = dirichlet_loss(bound) if keep else soft_cross_entropy(bound)
+    goal = _Goal(loss, likelihood, stored.probabilities.shape[1:])
+    statistics = statistics.to(first)
+    return _Lesson(goal, as_data((x, statistics), settings.batch_size), x, settings)
 
 
 def _train_student(
     student: nn.Module, lesson: _Lesson, keep: Keep | None, seed: int, progress: Show
 ) -> Empirical:
     """Train a copy of the student, and return it as a posterior of one point."""
-    teacher = lesson.teacher
-    loss, likelihood, output_shape = _student_loss(teacher, lesson.example_x, keep)
-    units = units_of(teacher.target.net)
-    if units is not None and units.is_active:
+    goal = lesson.goal
+    if goal.units is not None and goal.units.is_active:
         # The student learns in standard units, as its teacher did.
-        student = with_units(student, units.for_student(log_variances=2 if keep else 1))
+        student = with_units(student, goal.units.for_student(log_variances=2 if keep else 1))
     trained = copy.deepcopy(student)
-    _check_student(trained, lesson.example_x, output_shape)
+    _check_student(trained, lesson.example_x, goal.output_shape)
     n = lesson.queries.n
-    problem = _Student(trained, loss, n)
-    if lesson.chain is not None:
-        problem = _ChainStudent(trained, loss, n, teacher, lesson.chain, keep)
+    problem = _Student(trained, goal.loss, n)
+    if lesson.draws is not None:
+        problem = _ChainStudent(trained, goal.loss, n, lesson.draws, keep)
     state = fit_module(problem, lesson.queries, lesson.settings, seed=seed, progress=progress)
     stack = {
         name: value.detach().unsqueeze(0).clone()
         for name, value in trained.named_parameters()
         if value.requires_grad
     }
-    target = Target.build(student, likelihood, None, n)
+    target = Target.build(student, goal.likelihood, None, n)
     point = Empirical(target, Network(trained), stack, state.history)
     point.stopped = state.stopped
     return point
@@ -290,6 +372,46 @@ class Distilled:
                 "concentration is for classes; for numbers use predict(x).epistemic_std"
             )
         return self.outputs(x).movedim(likelihood.class_axis, -1).exp()
+
+    @property
+    def is_dirichlet(self) -> bool:
+        """Whether the kept distribution is one over class probabilities."""
+        return isinstance(self.point.target.likelihood, BoundCategorical)
+
+    def probabilities(self, x: object) -> Tensor:
+        """Return the mean of the Dirichlet, α_c/Σα, without draws.
+
+        Args:
+            x: inputs (B, ...).
+
+        Returns:
+            Class probabilities with the classes last, (B, *event, C).
+
+        Raises:
+            ValueError: if y are numbers.
+        """
+        return self.concentration(x).log().softmax(-1)
+
+    def mutual_information(self, x: object) -> Tensor:
+        """Return the mutual information of class and probabilities in nats, without draws.
+
+        H[m] + Σ_c m_c·(ψ(α_c + 1) − ψ(α₀ + 1)) with m = α/α₀ and α₀ = Σ_c α_c.
+
+        Args:
+            x: inputs (B, ...).
+
+        Returns:
+            Nats of each row, summed over the coordinates of y, (B,).
+
+        Raises:
+            ValueError: if y are numbers.
+        """
+        alpha = self.concentration(x).double()
+        total = alpha.sum(-1, keepdim=True)
+        mean = alpha / total
+        expected_log = torch.digamma(alpha + 1) - torch.digamma(total + 1)
+        information = torch.special.entr(mean).sum(-1) + (mean * expected_log).sum(-1)
+        return information.clamp_min(0.0).reshape(len(alpha), -1).sum(1)
 
     @torch.no_grad()
     def predict(self, x: object, samples: int = DEFAULT_DRAWS, *, seed: rng.Seed = 0) -> Predictive:
@@ -395,19 +517,20 @@ def two_variances_nll(f: Tensor, moments: Tensor) -> Tensor:
     return nll_of_means + nll_of_noise
 
 
-def _student_loss(
-    teacher: Posterior, x: object, keep: Keep | None
-) -> tuple[Loss, Likelihood, torch.Size]:
-    """Return the loss of a student, its likelihood, and the shape of its outputs for one row."""
+def _posterior_goal(teacher: Posterior, x: object, keep: Keep | None) -> _Goal:
+    """Return what a student of a posterior is trained to give."""
     p = teacher.predict(rows_of(forward_inputs(x), slice(2)), seed=0)
     likelihood = p.likelihood
+    units = units_of(teacher.target.net)
     if isinstance(likelihood, FiniteLikelihood):
         loss = soft_cross_entropy(likelihood)
         if keep and isinstance(likelihood, BoundCategorical):
             loss = dirichlet_loss(likelihood)
-        return loss, teacher.target.likelihood_spec, p.outputs.shape[2:]
+        return _Goal(loss, teacher.target.likelihood_spec, p.outputs.shape[2:], units)
     shape = _teacher_statistics(p, keep).shape[1:]
-    return two_variances_nll if keep else gaussian_nll, HeteroscedasticGaussian(), shape
+    return _Goal(
+        two_variances_nll if keep else gaussian_nll, HeteroscedasticGaussian(), shape, units
+    )
 
 
 def _teacher_statistics(p: Predictive, keep: Keep | None) -> Tensor:
@@ -492,19 +615,18 @@ class _ChainStudent(_Student):
         net: nn.Module,
         loss: Loss,
         n: int,
-        teacher: Posterior,
-        chain: Iterator[Empirical],
+        draws: Iterator[Empirical],
         keep: Keep | None,
     ) -> None:
         super().__init__(net, loss, n)
-        self.teacher = teacher
-        self.chain = chain
+        self.draws = draws
+        self.teacher: Posterior = next(draws)
         self.keep = keep
 
     def before_step(self, step: int, steps: int) -> None:
         """Take the next draw of the chain."""
         if step:
-            self.teacher = next(self.chain)
+            self.teacher = next(self.draws)
 
     def loss(self, x: object, y: Tensor) -> tuple[Tensor, Numbers]:
         """Return the mean loss of a batch for the current draw."""

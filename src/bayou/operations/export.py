@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import os
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, final
@@ -23,12 +22,11 @@ from torch.export import Dim, ExportedProgram
 from torch.func import vmap
 
 from bayou.core import rng
-from bayou.core.extras import extra
-from bayou.core.files import writing
 from bayou.core.params import Params, shared
 from bayou.likelihoods import BoundLikelihood
 from bayou.likelihoods.predictive import Predictive
 from bayou.network import Keywords, evaluating
+from bayou.operations.onnx_files import require_onnx, write_onnx
 from bayou.posteriors import Posterior
 from bayou.posteriors.posterior import NOISE, check_count
 
@@ -143,29 +141,13 @@ def export_onnx(
         ImportError: if onnx or onnxscript is not installed.
         ValueError: as of ``export``.
     """
-    with extra("onnx", "export_onnx"):
-        import onnxscript  # noqa: F401  the exporter of torch is made with it
+    require_onnx("export_onnx")
     if answers is None:
         answers = ("mean", "std", "epistemic_std", *posterior.target.likelihood.traceable)
     program = export(posterior, example_x, samples, seed=seed, answers=answers)
     count = len(program.graph_signature.user_inputs)
     input_names = ["x"] if count == 1 else [f"x{number}" for number in range(count)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch and onnxscript
-        onnx_program = torch.onnx.export(
-            program, (), dynamo=True, input_names=input_names, verbose=False
-        )
-    if onnx_program is None:
-        raise RuntimeError("torch.onnx.export returned no program")
-    graph = onnx_program.model.graph
-    output_names = {id(value): name for value, name in zip(graph.outputs, answers, strict=True)}
-    for value in (value for node in graph for value in node.outputs):
-        # The exporter names outputs without checking intermediate values, some of which have the
-        # same names.
-        value.name = output_names.get(id(value), f"{value.name}_")
-    with writing(path) as stream:
-        stream.write(onnx_program.model_proto.SerializeToString())
-    return Path(path)
+    return write_onnx(program, path, input_names, answers, "export_onnx")
 
 
 def _check_answers(answers: Sequence[str], likelihood: BoundLikelihood) -> None:
@@ -204,6 +186,12 @@ class _PredictionModule(nn.Module):
         self.answers = tuple(answers)
         self.likelihood = copy.deepcopy(posterior.target.likelihood).requires_grad_(False)
         self.temperature = posterior.temperature
+        self.calibration_map = posterior.calibration_map
+        if self.calibration_map is not None and not self.calibration_map.is_traceable:
+            raise ValueError(
+                f"a program cannot apply {self.calibration_map!r}, which solves for quantiles; "
+                "calibrate with map='temperature', or serve posterior.predict(x)"
+            )
         self.names = inputs[-1:] if isinstance(inputs[-1], Keywords) else ()
         self.nets = posterior.net  # its buffers are part of the program
         stack = posterior.sample(samples, seed)
@@ -262,5 +250,7 @@ class _PredictionModule(nn.Module):
             likelihood, f = likelihood.per_sample(f, stack)
         if self.temperature != 1.0:
             likelihood, f = likelihood.temper(f, self.temperature)
+        if self.calibration_map is not None:
+            likelihood, f = self.calibration_map.apply(likelihood, f)
         p = Predictive(likelihood, f)
         return {name: getattr(p, name) for name in self.answers}
