@@ -52,3 +52,46 @@ def test_conformal_columns_contain_y(task, tmp_path):
         hits = (low <= truth) & (truth <= high)
         assert 20 < float((high - low).mean()) < 40  # 2·1.28·10 were all known
     assert abs(np.mean(hits) - 0.8) < 3 * (0.16 * 2 / 100) ** 0.5
+
+
+@pytest.mark.filterwarnings("ignore::bayou.training.convergence.ConvergenceWarning")
+def test_conformal_columns_by_group_and_under_a_shift(tmp_path):
+    """The noise is three times as large where a > 1, as it is in half of the new rows."""
+    generator = np.random.default_rng(0)
+    a = generator.normal(size=1300)
+    a[700:] += 1.0
+    kind = np.where(a > 1, "far", "near")
+    y = 100 + 20 * a + np.where(a > 1, 30, 10) * generator.normal(size=1300)
+    rows = np.stack([a.astype(object), kind.astype(object), y.astype(object)], 1)
+
+    def write(name, part):
+        return write_rows(tmp_path / name, part)
+
+    source = write("source.csv", rows[:100])
+    held_out, new = write("held_out.csv", rows[100:700]), write("new.csv", rows[700:])
+    folder, out = tmp_path / "run", tmp_path / "out.csv"
+    config = Config(str(source), ("map",), target="y", drop=("b",), steps=60, gain=1.0)
+    Run.create(folder, config).work()
+
+    def coverage(options=""):
+        line = f"predict {folder} --input {new} --out {out} --force --conformal {held_out}"
+        result = CliRunner().invoke(app, [*line.split(), *options.split()])
+        assert result.exit_code == 0, result.output
+        table = np.genfromtxt(out, delimiter=",", names=True, dtype=None, encoding="utf-8")
+        truth = rows[700:, 2].astype(float)
+        hits = (table["conformal_lower"] <= truth) & (truth <= table["conformal_upper"])
+        return hits.mean(), result.output
+
+    assert coverage()[0] < 0.83
+    covered, output = coverage("--conformal-shift covariate")
+    assert "the weights of the covariate shift leave an effective sample of" in output
+    assert abs(covered - 0.9) < 3 * (0.09 * (1 / 220 + 1 / 600)) ** 0.5
+    assert abs(coverage("--conformal-groups b")[0] - 0.9) < 3 * (0.09 * (1 / 95 + 1 / 600)) ** 0.5
+    for options, message in (
+        ({"conformal_groups": "c", "conformal": held_out}, "has no column 'c' of groups"),
+        ({"conformal_groups": "b"}, "needs labeled rows"),
+        ({"conformal_shift": "x", "conformal": held_out}, "must be covariate or label, got 'x'"),
+        ({"conformal_shift": "label", "conformal": held_out}, "for classes"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            write_predictions(folder, new, out, force=True, **options)
