@@ -39,7 +39,6 @@ def agreement(a: Predictive, b: Predictive) -> float:
     return float(is_same.double().mean())
 
 
-@torch.no_grad()
 def total_variation(a: Predictive, b: Predictive) -> float:
     """Compute the mean total variation distance: 0 for equal predictions, 1 for disjoint ones.
 
@@ -55,11 +54,29 @@ def total_variation(a: Predictive, b: Predictive) -> float:
         ValueError: if the predictions are not of the same rows, or their likelihood has no
             distribution function.
     """
+    return float(row_total_variation(a, b).mean())
+
+
+@torch.no_grad()
+def row_total_variation(a: Predictive, b: Predictive) -> Tensor:
+    """Compute the total variation distance of each row, the mean over the coordinates of y.
+
+    Args:
+        a: predictions of B rows.
+        b: other predictions of the same rows.
+
+    Returns:
+        Distances (B,) in float64; see ``total_variation``.
+
+    Raises:
+        ValueError: as of ``total_variation``.
+    """
     _check_same_targets(a, b)
     if a.likelihood.support == "classes":
         p = a.probabilities.detach().double()
         q = b.probabilities.detach().double()
-        return 0.5 * float((p - q.to(p.device)).abs().sum(-1).mean())
+        distances = 0.5 * (p - q.to(p.device)).abs().sum(-1)
+        return distances.reshape(len(distances), -1).mean(1)
     for predictive in (a, b):
         if not predictive.likelihood.overrides("cdf"):
             name = type(predictive.likelihood).__name__
@@ -67,11 +84,13 @@ def total_variation(a: Predictive, b: Predictive) -> float:
                 f"total_variation needs P(Y ≤ y), and {name} has no cdf of its own: give it one"
             )
     outputs = zip(a.outputs.split(ROWS, 1), b.outputs.split(ROWS, 1), strict=True)
-    distances = [
-        _integrate_difference(Predictive(a.likelihood, f), Predictive(b.likelihood, g))
-        for f, g in outputs
-    ]
-    return float(torch.cat(distances).mean())
+    distances = torch.cat(
+        [
+            _integrate_difference(Predictive(a.likelihood, f), Predictive(b.likelihood, g))
+            for f, g in outputs
+        ]
+    )
+    return distances.reshape(len(distances), -1).mean(1)
 
 
 def _integrate_difference(a: Predictive, b: Predictive) -> Tensor:
@@ -119,4 +138,6 @@ def _quantiles(predictive: Predictive) -> Tensor:
 def _mixture_cdf(predictive: Predictive, y: Tensor) -> Tensor:
     """Return P(Y_i ≤ y_i) of the mixture at K values: (K, B, *event)."""
     f = predictive.outputs.double()
+    if predictive.likelihood.needs_all_samples:
+        return predictive.likelihood.cdf(f.unsqueeze(1), y).mean(0)
     return reduce(torch.add, (predictive.likelihood.cdf(output, y) for output in f)) / len(f)

@@ -15,8 +15,14 @@ from bayou.likelihoods.predictive import Predictive
 CRPS_DRAWS = 1000
 
 
-def _validate_targets(predictive: Predictive, y: Tensor, score: str) -> None:
-    """Raise a ValueError if this score is not for these targets."""
+def validate_targets(predictive: Predictive, y: Tensor, score: str) -> None:
+    """Raise a ValueError if this score is not for these targets.
+
+    Args:
+        predictive: predictions of B rows.
+        y: their targets.
+        score: its name.
+    """
     likelihood = predictive.likelihood
     needs_order_only = score in ("crps", "coverage")
     if likelihood.support == "classes" and not (needs_order_only and likelihood.is_ordered):
@@ -29,10 +35,17 @@ def _validate_targets(predictive: Predictive, y: Tensor, score: str) -> None:
         raise ValueError("there are no examples to score")
 
 
-def _values(predictive: Predictive, y: Tensor) -> tuple[Predictive, Tensor, Tensor]:
+def observed_values(predictive: Predictive, y: Tensor) -> tuple[Predictive, Tensor, Tensor]:
     """Return the prediction of the values in y, these values in float64, and which are known.
 
     The noise of a row that y has is in the prediction. A censored value is not known.
+
+    Args:
+        predictive: predictions of B rows.
+        y: their targets, (B, *event).
+
+    Returns:
+        The prediction, the values, and which of them are known.
     """
     values, is_known = predictive.likelihood.labels(y)
     of_rows = predictive.likelihood.for_targets(predictive.outputs, y)
@@ -47,8 +60,8 @@ def rmse(predictive: Predictive, y: Tensor, scale: float = 1.0) -> float:
         y: their targets, (B, *event).
         scale: the number that y was divided by.
     """
-    _validate_targets(predictive, y, "rmse")
-    predictive, values, is_known = _values(predictive, y)
+    validate_targets(predictive, y, "rmse")
+    predictive, values, is_known = observed_values(predictive, y)
     squares = (predictive.mean.detach().double() - values).square()
     return scale * math.sqrt(float(squares[is_known].mean()))
 
@@ -63,8 +76,8 @@ def coverage(predictive: Predictive, y: Tensor, level: float = 0.9) -> float:
         y: their targets, (B, *event).
         level: the probability of the interval, 0.9 by default.
     """
-    _validate_targets(predictive, y, "coverage")
-    predictive, values, is_known = _values(predictive, y)
+    validate_targets(predictive, y, "coverage")
+    predictive, values, is_known = observed_values(predictive, y)
     low, high = predictive.interval(level)
     is_inside = (low.double() <= values) & (values <= high.double())
     return float(is_inside[is_known].double().mean())
@@ -103,13 +116,13 @@ def crps(
     Raises:
         ValueError: if y are classes, or there are fewer than 2 draws.
     """
-    _validate_targets(predictive, y, "crps")
+    validate_targets(predictive, y, "crps")
     exact = predictive.likelihood.mixture_crps(predictive.outputs.double(), y.detach().double())
     if exact is not None:
         return scale * float(exact.mean())
     if draws < 2:
         raise ValueError(f"crps needs at least 2 draws, got {draws}")
-    predictive, target, _ = _values(predictive, y)
+    predictive, target, _ = observed_values(predictive, y)
     drawn_y = predictive.sample(draws, seed).double().flatten(1).sort(0).values  # (n, N)
     rank = 2 * torch.arange(draws, dtype=torch.float64, device=drawn_y.device) - (draws - 1)
     # ½·E|Y − Y'| over pairs of different draws

@@ -142,15 +142,8 @@ def error_rejection(predictive: Predictive, y: Tensor, by: By | Tensor | None = 
     Raises:
         ValueError: if the uncertainty is not one number per example.
     """
-    is_class = predictive.likelihood.support == "classes"
-    if by is None:
-        by = "entropy" if is_class else "std"
-    uncertainty = uncertainties(predictive, by) if isinstance(by, str) else by.detach().double()
-    if uncertainty.shape != (len(y),):
-        raise ValueError(
-            f"by must be one number per example, ({len(y)},), got {tuple(uncertainty.shape)}"
-        )
-    loss = _row_errors(predictive, y)
+    uncertainty = row_uncertainty(predictive, y, by)
+    loss = row_errors(predictive, y)
     _, group = uncertainty.unique(return_inverse=True)  # sorted: the most certain first
     expected_loss = torch.bincount(group, loss) / torch.bincount(group)
     count = torch.arange(1, len(y) + 1, dtype=torch.float64, device=loss.device)
@@ -159,8 +152,38 @@ def error_rejection(predictive: Predictive, y: Tensor, by: By | Tensor | None = 
     return Rejection(count / len(y), error, float(error.mean()), float(best.mean()))
 
 
-def _row_errors(predictive: Predictive, y: Tensor) -> Tensor:
-    """Return the error of each row, 0 where all its coordinates are ignored: (B,)."""
+def row_uncertainty(predictive: Predictive, y: Tensor, by: By | Tensor | None = None) -> Tensor:
+    """Return the uncertainty by which rows are ordered, (B,) in float64.
+
+    Args:
+        predictive: predictions of B rows.
+        y: their targets, (B, *event).
+        by: a name, or a tensor (B,); by default the entropy for classes, the standard deviation
+            for numbers.
+
+    Raises:
+        ValueError: if the uncertainty is not one number per example.
+    """
+    if by is None:
+        by = "entropy" if predictive.likelihood.support == "classes" else "std"
+    uncertainty = uncertainties(predictive, by) if isinstance(by, str) else by.detach().double()
+    if uncertainty.shape != (len(y),):
+        raise ValueError(
+            f"by must be one number per example, ({len(y)},), got {tuple(uncertainty.shape)}"
+        )
+    return uncertainty
+
+
+def row_errors(predictive: Predictive, y: Tensor) -> Tensor:
+    """Return the error of each row, 0 where all its coordinates are ignored: (B,).
+
+    Args:
+        predictive: predictions of B rows.
+        y: their targets, (B, *event).
+
+    Returns:
+        The fraction of wrong classes, or the mean of (E[y] − y)², in float64.
+    """
     if predictive.likelihood.support == "classes":
         p, labels = class_probabilities(predictive, y)
         is_labeled = predictive.likelihood.labels(y)[1]
