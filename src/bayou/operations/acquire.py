@@ -17,14 +17,17 @@ from bayou.core import rng
 from bayou.likelihoods import FiniteLikelihood, entr
 from bayou.likelihoods.predictive import Predictive
 from bayou.network import forward_inputs
+from bayou.operations.batch_scores import epig, select_by_clusters, select_by_determinant
 from bayou.posteriors import Posterior
-from bayou.posteriors.posterior import check_count
+from bayou.posteriors.posterior import DEFAULT_SAMPLES, check_count
 
-Score = Literal["bald", "batchbald", "variance", "entropy", "random"]
+Score = Literal["bald", "batchbald", "epig", "lcmd", "determinant", "variance", "entropy", "random"]
 SCORES = get_args(Score)
+MAX_TARGETS = 500  # rows of the pool that stand for the rows to predict, of "epig"
 # Joint outcomes of the selected rows up to which all are enumerated; of more, so many are sampled.
 MAX_OUTCOMES = 1024
 MAX_CHUNK_NUMBERS = 2**24  # numbers held at a time
+JOINT_SCORES = ("batchbald", "epig", "lcmd", "determinant")
 # The scores of each row separately: (B,).
 ROW_SCORES: dict[str, Callable[[Predictive], Tensor]] = {
     "bald": lambda predictive: predictive.mutual_information,
@@ -54,17 +57,27 @@ def acquire(
     *,
     samples: int | None = None,
     seed: rng.Seed = 0,
+    targets: object = None,
 ) -> Acquired:
     """Select the n rows of a pool to label next.
 
-    Scores, in nats except for the variance:
+    Scores, in nats except for "variance" and "lcmd":
 
     "bald": I[y; w] = H[E_s p(y | f_s)] − E_s H[p(y | f_s)], the mutual information of y and the
     weights, for each row separately. "batchbald": I[y_1 .. y_n; w] of all rows jointly, selected
     greedily; classes only. A score is the increase by a row, so that of two similar rows only one
     is selected; exact while the selected rows have up to 1,024 joint outcomes, then by as many
-    samples. "variance": Σ_i Var_s E[y_i | f_s], the epistemic variance. "entropy": H[y], aleatoric
-    and epistemic. "random": 0, a baseline.
+    samples. "epig": the mean of I[y; y*] over rows x* that are to be predicted, for each row
+    separately: information about predictions instead of weights; exact for classes, by the
+    covariances of the functions for numbers (``bayou.operations.batch_scores.epig``).
+    "determinant": numbers only, the greedy choice of rows with the largest
+    ½·log det(I + Σ^−½·K·Σ^−½), K the joint covariances of the functions and Σ the noise; a score is
+    the increase by a row. "lcmd": numbers only, the farthest row of the largest cluster; a score is
+    the squared distance in the squared units of y. "variance": Σ_i Var_s E[y_i | f_s], the
+    epistemic variance. "entropy": H[y], aleatoric and epistemic. "random": 0, a baseline.
+
+    "batchbald", "determinant" and "lcmd" look at the rows jointly and avoid similar ones; the
+    others score each row separately.
 
     A point (MAP) has no epistemic uncertainty: only "entropy" and "random" are defined for it.
 
@@ -72,9 +85,12 @@ def acquire(
         posterior: what predicts y.
         pool: inputs (B, ...) without y, or a tuple of several.
         n: how many rows to select.
-        score: "bald" (default), "batchbald", "variance", "entropy" or "random".
+        score: "bald" (default), "batchbald", "epig", "lcmd", "determinant", "variance", "entropy"
+            or "random".
         samples: draws of the weights; None: as many as ``predict`` takes.
         seed: of the draws.
+        targets: inputs (M, ...) that are to be predicted, for "epig"; None (the default) for the
+            pool, of which at most 500 random rows are used.
 
     Returns:
         The indices and scores of n rows, the best first.
@@ -90,6 +106,9 @@ def acquire(
     References:
         Houlsby, Huszár, Ghahramani, Lengyel: Bayesian active learning for classification and
         preference learning, 2011 (BALD). Kirsch, van Amersfoort, Gal: BatchBALD, NeurIPS 2019.
+        Bickford Smith et al.: Prediction-oriented Bayesian active learning, AISTATS 2023 (EPIG).
+        Holzmüller et al.: A framework and benchmark for deep batch active learning for regression,
+        JMLR 2023 (LCMD).
     """
     if score not in SCORES:
         raise ValueError(f"score must be one of {', '.join(SCORES)}, got {score!r}")
@@ -100,6 +119,8 @@ def acquire(
         rows = len(inputs[0])
     if rows < n:
         raise ValueError(f"the pool has {rows:,} rows, but n = {n:,}; request fewer")
+    if targets is not None and score != "epig":
+        raise ValueError(f"targets are for score='epig', got score={score!r}")
     seed = rng.integer(seed)
     if score == "random":
         return Acquired(rng.permutation(rows, seed)[:n], torch.zeros(n))
@@ -108,10 +129,26 @@ def acquire(
             f"{score!r} needs several networks, and this posterior has one; use score='entropy', "
             "or a method with several, such as Ensemble(5)"
         )
+    if score in JOINT_SCORES:  # of functions at several rows, which a closed form does not have
+        samples = samples or min(DEFAULT_SAMPLES, posterior.draws or DEFAULT_SAMPLES)
     predictive = posterior.predict(pool, samples, seed=seed)
     if score == "batchbald":
         return batch_bald(predictive, n, rng.fold(seed, "configurations"))
-    best = ROW_SCORES[score](predictive).sort(descending=True, stable=True)
+    if score == "determinant":
+        return Acquired(*select_by_determinant(predictive, n))
+    if score == "lcmd":
+        return Acquired(*select_by_clusters(predictive, n))
+    if score == "epig":
+        if targets is None:
+            subset = rng.permutation(rows, rng.fold(seed, "targets"))[:MAX_TARGETS]
+            outputs = predictive.outputs[:, subset.to(predictive.outputs.device)]
+            target_predictive = Predictive(predictive.likelihood, outputs)
+        else:
+            target_predictive = posterior.predict(targets, samples, seed=seed)
+        scores = epig(predictive, target_predictive)
+    else:
+        scores = ROW_SCORES[score](predictive)
+    best = scores.sort(descending=True, stable=True)
     return Acquired(best.indices[:n], best.values[:n])
 
 
