@@ -1,7 +1,6 @@
 """What a posterior gives: samples, predictions, its bound, and the snippets a user types."""
 
 import math
-import resource
 import sys
 from functools import partial
 
@@ -166,6 +165,8 @@ def test_many_samples_of_a_large_network_are_held_a_chunk_at_a_time():
     x = torch.randn(2, 1000)
     bnn = bayou.bayesianize(big, bayou.Dropout(0.5), example=x)
     posterior = bnn.posterior(bayou.Gaussian(0.1), len(x))
+    import resource  # which Windows does not have
+
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert posterior.predict(x, 250, seed=0).outputs.shape == (250, 2, 1000)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600_000

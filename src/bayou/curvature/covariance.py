@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, final
+from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor
@@ -12,6 +12,17 @@ from torch import Tensor
 from bayou.core import rng
 from bayou.core.constants import LOG_2PI
 from bayou.core.params import Params
+from bayou.curvature.rank_updates import (
+    NOT_CONTAINED,
+    add_rows,
+    exceeds_prior,
+    forget_root,
+    remove_rows,
+)
+
+# By which a variance may exceed that of the prior, relative to it: S of VBLL comes from an
+# optimizer. Rows that were never added exceed it by far where no other row has information.
+PRIOR_TOLERANCE = 0.5
 
 
 class Covariance(ABC):
@@ -25,11 +36,16 @@ class Covariance(ABC):
     """
 
     kind: ClassVar[str]
+    adds_exactly: ClassVar[bool] = False  # whether ``with_rows`` is exact for any rows
 
     def __init__(self, shapes: Mapping[str, torch.Size], tensors: Mapping[str, Tensor]) -> None:
-        self.shapes = {name: torch.Size(shape) for name, shape in shapes.items()}
+        self.shapes: dict[str, torch.Size] = {
+            name: torch.Size(shape) for name, shape in shapes.items()
+        }
         # Contiguous, as in a file: the rounding of products depends on the memory layout.
-        self.tensors = {name: value.detach().contiguous() for name, value in tensors.items()}
+        self.tensors: dict[str, Tensor] = {
+            name: value.detach().contiguous() for name, value in tensors.items()
+        }
 
     @property
     def size(self) -> int:
@@ -97,6 +113,69 @@ class Covariance(ABC):
     def as_matrix(self) -> Covariance:
         """Return Σ in the structure from which Laplace of the next task continues."""
         return self
+
+    def to(self, dtype: torch.dtype) -> Self:
+        """Return the same Σ in another dtype.
+
+        Args:
+            dtype: of all tensors.
+        """
+        cast = {name: value.to(dtype) for name, value in self.tensors.items()}
+        return type(self)(self.shapes, cast)
+
+    def product(self, rows: Params) -> Params:
+        """Return Σ·a of every row a of a matrix, tensors of the same shapes.
+
+        Args:
+            rows: tensors (..., *shape).
+        """
+        raise ValueError(self._no_update())
+
+    def with_rows(self, rows: Params, prior: Params) -> Covariance:
+        """Return (Σ⁻¹ + AᵀA)⁻¹, or the nearest Σ of this structure where it is not ``exact``.
+
+        Args:
+            rows: A, M rows, tensors (M, *shape).
+            prior: the precision of the prior of every tensor; empty where it is not known.
+        """
+        raise ValueError(self._no_update())
+
+    def without_rows(self, rows: Params, prior: Params) -> Covariance:
+        """Return (Σ⁻¹ − AᵀA)⁻¹.
+
+        Args:
+            rows: A, M rows, tensors (M, *shape).
+            prior: the precision of the prior of every tensor; empty where it is not known.
+
+        Raises:
+            ValueError: where the result is not positive definite or less than the prior precision,
+                and for a structure without an exact result.
+        """
+        raise ValueError(
+            f"a {self.kind} covariance holds the rows only approximately, so that none can be "
+            "removed exactly; use Laplace('full', where='last'), or fit again without these rows"
+        )
+
+    def forget_rows(self, forget: float, prior: Params) -> Covariance:
+        """Return (λ·Σ⁻¹ + (1 − λ)·P)⁻¹, which tends to the prior.
+
+        Args:
+            forget: λ, in (0, 1].
+            prior: P, the precision of every tensor.
+        """
+        raise ValueError(self._no_update())
+
+    def _no_update(self) -> str:
+        """Return a sentence that says that this structure cannot be updated."""
+        return (
+            f"a {self.kind} covariance cannot be updated by new rows; use Laplace('full', "
+            "where='last') or VBLL, or fit again with all rows"
+        )
+
+    def _spread_prior(self, prior: Params) -> Tensor:
+        """Return a precision for every weight, (D,) in float64."""
+        expanded = {name: prior[name].double().expand(shape) for name, shape in self.shapes.items()}
+        return self.to_vector(expanded)
 
     def log_prob(self, deviation: Params) -> Tensor:
         """Return log N(d; 0, Σ) = −½·(dᵀ Σ⁻¹ d + log |Σ| + D·log 2π).
@@ -184,6 +263,27 @@ class Diagonal(Covariance):
         """Return the diagonal of Σ."""
         return {name: self.tensors[name].square() for name in self.shapes}
 
+    def product(self, rows: Params) -> Params:
+        """Return Σ·a of every row."""
+        return {name: rows[name] * self.tensors[name].square() for name in self.shapes}
+
+    def with_rows(self, rows: Params, prior: Params) -> Diagonal:
+        """Return the Σ whose precision is the diagonal of Σ⁻¹ + AᵀA.
+
+        It minimizes KL(q ‖ p) to the exact Gaussian p (VD-EKF, Chang et al. 2022).
+        """
+        stds = {}
+        for name, std in self.tensors.items():
+            stds[name] = (std**-2 + rows[name].square().sum(0)).rsqrt()
+        return Diagonal(self.shapes, stds)
+
+    def forget_rows(self, forget: float, prior: Params) -> Diagonal:
+        """Return (λ·Σ⁻¹ + (1 − λ)·P)⁻¹."""
+        stds = {}
+        for name, std in self.tensors.items():
+            stds[name] = (forget * std**-2 + (1 - forget) * prior[name].to(std)).rsqrt()
+        return Diagonal(self.shapes, stds)
+
     def with_independent(self, other: Covariance) -> Diagonal:
         """Return Σ of these tensors and of others that are independent of them."""
         return Diagonal(self.shapes | other.shapes, self.tensors | other.tensors)
@@ -201,6 +301,7 @@ class Full(Covariance):
     """
 
     kind = "full"
+    adds_exactly = True
 
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
         """Draw from N(0, Σ)."""
@@ -227,6 +328,27 @@ class Full(Covariance):
     def variance(self) -> Params:
         """Return the diagonal of Σ."""
         return self.from_vector(self.tensors["root"].square().sum(-1))
+
+    def product(self, rows: Params) -> Params:
+        """Return Σ·a of every row."""
+        root = self.tensors["root"]
+        return self.from_vector(self.to_vector(rows) @ root @ root.mT)
+
+    def with_rows(self, rows: Params, prior: Params) -> Full:
+        """Return (Σ⁻¹ + AᵀA)⁻¹."""
+        return Full(self.shapes, {"root": add_rows(self.tensors["root"], self.to_vector(rows))})
+
+    def without_rows(self, rows: Params, prior: Params) -> Full:
+        """Return (Σ⁻¹ − AᵀA)⁻¹."""
+        root = remove_rows(self.tensors["root"], self.to_vector(rows))
+        if prior and exceeds_prior(root, self._spread_prior(prior), PRIOR_TOLERANCE):
+            raise ValueError(NOT_CONTAINED)
+        return Full(self.shapes, {"root": root})
+
+    def forget_rows(self, forget: float, prior: Params) -> Full:
+        """Return (λ·Σ⁻¹ + (1 − λ)·P)⁻¹."""
+        root = forget_root(self.tensors["root"], forget, self._spread_prior(prior))
+        return Full(self.shapes, {"root": root})
 
     def with_independent(self, other: Covariance) -> Full:
         """Return Σ of these tensors and of others that are independent of them."""

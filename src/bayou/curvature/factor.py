@@ -12,6 +12,7 @@ from bayou.core import rng
 from bayou.core.params import Params
 from bayou.curvature.covariance import Covariance, Full
 from bayou.curvature.layers import LayerCall
+from bayou.curvature.rank_updates import reduce_rank
 from bayou.curvature.structures import (
     Curvature,
     Multipliers,
@@ -45,10 +46,10 @@ class RowsSum(Sum):
 
     def __init__(self, shapes: Shapes, plan: Plan, like: Tensor) -> None:
         super().__init__(shapes, plan, like)
-        self.gradients = RowGradients(shapes, like)
-        self.size = sum(shape.numel() for shape in shapes.values())
+        self.gradients: RowGradients = RowGradients(shapes, like)
+        self.size: int = sum(shape.numel() for shape in shapes.values())
         self.rows: list[Tensor] = []
-        self.count = 0
+        self.count: int = 0
         self.total: Tensor | None = None
         if self.size < MIN_FACTORED_WEIGHTS:
             self.total = self.zeros(self.size, self.size)
@@ -108,7 +109,7 @@ class LowRankCurvature(Curvature):
 
     def prepare(self) -> None:
         """Compute the prior precision of every weight."""
-        self.precision = per_weight(self.prior, self.shapes)
+        self.precision: Tensor = per_weight(self.prior, self.shapes)
         self.eigenvalues: Tensor | None = None  # of F̃·F̃ᵀ for multipliers of 1
 
     def _whiten(self, precision: Tensor) -> Tensor:
@@ -186,10 +187,77 @@ class LowRankPrecision(Covariance):
     Its root R is that of ``Full``, upper triangular, and has the same draws: R = S·L^−ᵀ, where
     L·Lᵀ = 1 + F·Fᵀ (``decompose``). Products with R take M·D operations in place of D².
 
-    ``tensors``: "std" (D,), "factor" F (D, M), "gain" G (D, M), and "diagonal" (D, ``BLOCK``).
+    ``tensors``: "std" (D,), "factor" F (D, M), "gain" G (D, M), and "diagonal" (D, ``BLOCK``); and
+    "rank" where updates keep at most so many columns of F.
     """
 
     kind = "low rank precision"
+
+    @staticmethod
+    def of_factor(
+        shapes: Shapes, std: Tensor, factor: Tensor, rank: Tensor | None = None
+    ) -> LowRankPrecision:
+        """Return Σ = S·(1 + F·Fᵀ)⁻¹·S with what products with its root need.
+
+        Args:
+            shapes: of the named tensors.
+            std: the diagonal of S, (D,).
+            factor: F, (D, M).
+            rank: how many columns of F updates keep, ()  ; None (default) for all.
+        """
+        gain, diagonal = decompose(factor.double().contiguous())
+        tensors = {"std": std, "factor": factor, "gain": gain, "diagonal": diagonal}
+        if rank is not None:
+            tensors["rank"] = rank
+        cast = {name: value.to(std.dtype) for name, value in tensors.items()}
+        return LowRankPrecision(shapes, cast)
+
+    @property
+    def adds_exactly(self) -> bool:  # type: ignore[override]
+        """Whether all columns of F are kept."""
+        return "rank" not in self.tensors
+
+    def product(self, rows: Params) -> Params:
+        """Return Σ·a of every row: S·(1 − F·(1 + FᵀF)⁻¹·Fᵀ)·S·a."""
+        std = self.tensors["std"]
+        factor = self.tensors["factor"]
+        middle = factor.mT @ factor
+        middle.diagonal().add_(1.0)
+        scaled = self.to_vector(rows) * std
+        inner = torch.linalg.solve(middle, (scaled @ factor).unsqueeze(-1)).squeeze(-1)
+        return self.from_vector((scaled - inner @ factor.mT) * std)
+
+    def with_rows(self, rows: Params, prior: Params) -> Covariance:
+        """Return (Σ⁻¹ + AᵀA)⁻¹: new columns of F, of which at most ``rank`` are kept (LoFi).
+
+        Without ``rank`` it is exact, and a matrix once F has too many columns.
+        """
+        std = self.tensors["std"]
+        columns = (self.to_vector(rows) * std).mT
+        factor = torch.cat((self.tensors["factor"], columns), 1)
+        if "rank" in self.tensors:
+            factor, left_out = reduce_rank(factor, int(self.tensors["rank"]))
+            shrink = (1 + left_out).rsqrt()
+            return LowRankPrecision.of_factor(
+                self.shapes, std * shrink, shrink.unsqueeze(1) * factor, self.tensors["rank"]
+            )
+        if factor.shape[1] > MAX_ROWS_PER_WEIGHT * len(std):
+            return self.as_matrix().with_rows(rows, prior)
+        return LowRankPrecision.of_factor(self.shapes, std, factor)
+
+    def without_rows(self, rows: Params, prior: Params) -> Covariance:
+        """Return (Σ⁻¹ − AᵀA)⁻¹, as a matrix."""
+        if "rank" in self.tensors:
+            return super().without_rows(rows, prior)
+        return self.as_matrix().without_rows(rows, prior)
+
+    def forget_rows(self, forget: float, prior: Params) -> LowRankPrecision:
+        """Return (λ·Σ⁻¹ + (1 − λ)·P)⁻¹."""
+        old_std = self.tensors["std"]
+        precision = self._spread_prior(prior).to(old_std)
+        std = (forget * old_std**-2 + (1 - forget) * precision).rsqrt()
+        factor = forget**0.5 * (std / old_std).unsqueeze(1) * self.tensors["factor"]
+        return LowRankPrecision.of_factor(self.shapes, std, factor, self.tensors.get("rank"))
 
     def _parts(self) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
         """Yield each block with its rows of F and of G, and its L_jj^−ᵀ."""

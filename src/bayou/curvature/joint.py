@@ -12,6 +12,7 @@ from torch import Tensor
 from bayou.core.params import Params
 from bayou.curvature.covariance import Covariance, Full
 from bayou.curvature.kronecker import SEPARATOR, Kronecker, block_names, key
+from bayou.curvature.kronecker_updates import factors_of
 
 
 @final
@@ -112,8 +113,6 @@ def _add_kronecker(tensors: Params, prior: JointNormal, covariance: Kronecker) -
 def past_factors(covariance: Kronecker, names: list[str], base: Tensor) -> tuple[Tensor, Tensor]:
     """Return A and G of a layer with Λ = A ⊗ G + D ⊗ 1.
 
-    1/std² = s ⊗ t + multiplier is of rank one but for the multiplier.
-
     Args:
         covariance: of earlier data.
         names: the tensors of the layer.
@@ -122,13 +121,7 @@ def past_factors(covariance: Kronecker, names: list[str], base: Tensor) -> tuple
     root, q, v, std = (
         covariance.tensors[key(factor, names)].double() for factor in ("root", "in", "out", "std")
     )
-    prior = base.double().reshape(-1)[0] * root[0].square()
-    products = (std**-2 - prior).clamp_min(0.0)  # (groups, O, I)
-    t = products.sum(-1)
-    s = products.sum(-2)
-    s = s / t.sum(-1, keepdim=True).clamp_min(torch.finfo(t.dtype).tiny)
-    scaled_q = q / root.unsqueeze(-1)
-    return scaled_q * s.unsqueeze(-2) @ scaled_q.mT, v * t.unsqueeze(-2) @ v.mT
+    return factors_of(root, q, v, std, base.double().reshape(-1)[0] * root[0].square())
 
 
 def nearest_product(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from bayou.core import rng
 from bayou.core.params import Params
-from bayou.curvature.covariance import Covariance, flat_axes
+from bayou.curvature.covariance import Covariance, Full, flat_axes
+from bayou.curvature.kronecker_updates import add_rows_to_product, factors_of
 from bayou.curvature.layers import AffineCall, LayerCall
+from bayou.curvature.rank_updates import MAX_DENSE_WEIGHTS
 from bayou.curvature.structures import Curvature, DiagonalSum, Multipliers, check_definite
 from bayou.curvature.sweep import Plan, Shapes, Sum
 
@@ -101,14 +103,14 @@ class KroneckerSum(Sum):
 
     def __init__(self, shapes: Shapes, plan: Plan, like: Tensor) -> None:
         super().__init__(shapes, plan, like)
-        self.layers = {
+        self.layers: dict[AffineCall, AffineCall] = {
             layer: layer
             for layer in plan.layers.values()
             if isinstance(layer, AffineCall) and largest_side(layer) <= MAX_FACTOR
         }
         in_blocks = {name for layer in self.layers for name in layer.shapes}
         rest = {name: shape for name, shape in shapes.items() if name not in in_blocks}
-        self.rest = DiagonalSum(rest, plan, like)
+        self.rest: DiagonalSum = DiagonalSum(rest, plan, like)
         self.inputs: dict[LayerCall, Tensor] = {}
         self.outputs: dict[LayerCall, Tensor] = {}
         self.positions: Counter[LayerCall] = Counter()
@@ -189,9 +191,11 @@ class KroneckerCurvature(Curvature):
 
     def prepare(self) -> None:
         """Decompose the factors of every layer."""
-        self.blocks = block_names(self.shapes, self.tensors)
-        self.rest = [name for name in self.shapes if f"square{SEPARATOR}{name}" in self.tensors]
-        self.bases = []
+        self.blocks: list[list[str]] = block_names(self.shapes, self.tensors)
+        self.rest: list[str] = [
+            name for name in self.shapes if f"square{SEPARATOR}{name}" in self.tensors
+        ]
+        self.bases: list[Any] = []
         for names in self.blocks:
             t, v = torch.linalg.eigh(self.tensors[key("out", names)])
             inputs = self._decompose_inputs(names, self.prior)
@@ -287,6 +291,13 @@ class Kronecker(Covariance):
 
     kind = "kronecker"
 
+    @property
+    def adds_exactly(self) -> bool:  # type: ignore[override]
+        """Whether updates make a matrix of it: one layer of up to 1,000 weights."""
+        names = [name for block in self._blocks() for name in block.names]
+        blocks = sum(1 for _ in self._blocks())
+        return blocks == 1 and {*names} == {*self.shapes} and self.size <= MAX_DENSE_WEIGHTS
+
     def _blocks(self) -> Iterator[_Block]:
         """Yield the tensors of every layer."""
         for names in block_names(self.shapes, self.tensors):
@@ -348,6 +359,76 @@ class Kronecker(Covariance):
             columns.append((v.mT @ j @ q * std).flatten(-3))
         return torch.cat(columns, -1)
 
+    def product(self, rows: Params) -> Params:
+        """Return Σ·a of every row."""
+        products = {name: rows[name] * std.square() for name, std in self._diagonal_stds().items()}
+        for names, root, q, v, std in self._blocks():
+            j = to_blocks(self.shapes, names, len(q), rows) * root
+            matrix = v @ (v.mT @ j @ q * std.square()) @ q.mT * root
+            products |= from_blocks(self.shapes, names, matrix)
+        return products
+
+    def with_rows(self, rows: Params, prior: Params) -> Covariance:
+        """Return (Σ⁻¹ + AᵀA)⁻¹ as a matrix for one small layer, or the Σ of this structure near it.
+
+        The precision of a layer is that of its prior and the Kronecker product nearest to the
+        curvature before and that of the rows; other tensors have a diagonal.
+
+        Args:
+            rows: A, M rows, tensors (M, *shape).
+            prior: the precision of the prior of every tensor.
+
+        Raises:
+            ValueError: without the precision of the prior.
+        """
+        if self.adds_exactly:
+            return self._full().with_rows(rows, prior)
+        if not prior:
+            raise ValueError(
+                "a Kronecker-factored covariance with a joint prior of earlier tasks cannot be "
+                "updated; continue with bayou.continual, or use Laplace('full', where='last')"
+            )
+        tensors = {}
+        for name, std in self._diagonal_stds().items():
+            precision = std**-2 + rows[name].square().sum(0)
+            tensors[f"std{SEPARATOR}{name}"] = precision.rsqrt()
+        for names, root, q, v, std in self._blocks():
+            multiplier = _multiplier(names, root, prior)
+            a, g = factors_of(root, q, v, std, multiplier)
+            a, g = add_rows_to_product(a, g, to_blocks(self.shapes, names, len(q), rows))
+            s, new_q = torch.linalg.eigh(root.unsqueeze(1) * a * root)
+            t, new_v = torch.linalg.eigh(g)
+            products = t.clamp_min(0.0).unsqueeze(-1) * s.clamp_min(0.0).unsqueeze(-2)
+            tensors |= {
+                key("root", names): root,
+                key("in", names): new_q,
+                key("out", names): new_v,
+                key("std", names): (products + multiplier).rsqrt(),
+            }
+        return Kronecker(self.shapes, tensors)
+
+    def _full(self) -> Full:
+        """Return the same Σ as a matrix."""
+        eye = torch.eye(
+            self.size, dtype=torch.float64, device=next(iter(self.tensors.values())).device
+        )
+        columns = self.spread(self.from_vector(eye))  # Σ = columns·columnsᵀ
+        _, upper = torch.linalg.qr(columns.flip(0).mT)
+        upper = upper * upper.diagonal().sign().unsqueeze(1)
+        return Full(self.shapes, {"root": upper.mT.flip(0, 1)})
+
+    def forget_rows(self, forget: float, prior: Params) -> Kronecker:
+        """Return (λ·Σ⁻¹ + (1 − λ)·P)⁻¹."""
+        tensors = dict(self.tensors)
+        for name, std in self._diagonal_stds().items():
+            precision = forget * std**-2 + (1 - forget) * prior[name].to(std)
+            tensors[f"std{SEPARATOR}{name}"] = precision.rsqrt()
+        for names, root, _, _, std in self._blocks():
+            multiplier = _multiplier(names, root, prior)
+            precision = forget * std**-2 + (1 - forget) * multiplier
+            tensors[key("std", names)] = precision.rsqrt()
+        return Kronecker(self.shapes, tensors)
+
     def with_independent(self, other: Covariance) -> Kronecker:
         """Return Σ of these tensors and of others that are independent of them."""
         return Kronecker(self.shapes | other.shapes, self.tensors | other.tensors)
@@ -371,3 +452,8 @@ class Kronecker(Covariance):
             tensors = from_blocks(self.shapes, names, matrix.unsqueeze(0))
             variances |= {name: value[0] for name, value in tensors.items()}
         return {name: variances[name] for name in self.shapes}
+
+
+def _multiplier(names: list[str], root: Tensor, prior: Params) -> Tensor:
+    """Return the factor of root^−2 with which it is the prior precision of every input, ()."""
+    return prior[names[0]].to(root).reshape(-1)[0] * root[0].square()

@@ -35,7 +35,7 @@ class LayerCall(ABC):
         self.bias = bias
         self.rows_axis = rows_axis
         tensors = {weight: call.weight, bias: call.bias}
-        self.shapes = {
+        self.shapes: dict[str, torch.Size] = {
             name: value.shape
             for name, value in tensors.items()
             if name is not None and value is not None
@@ -101,8 +101,8 @@ class AffineCall(LayerCall):
 
     def __init__(self, call: Call, *names: Any) -> None:
         super().__init__(call, *names)
-        self.is_linear = call.func is F.linear
-        self.groups = call.given.get("groups", 1)
+        self.is_linear: bool = call.func is F.linear
+        self.groups: int = call.given.get("groups", 1)
 
     def inputs(self, call: Call, rows: int) -> Tensor:
         """Return the patches, (rows, groups, positions, I)."""
@@ -186,7 +186,7 @@ class ScaleCall(LayerCall):
 
     def __init__(self, call: Call, *names: Any) -> None:
         super().__init__(call, *names)
-        self.axes = 0  # last axes of the output that the scale has
+        self.axes: int = 0  # last axes of the output that the scale has
         if call.func in (F.layer_norm, F.rms_norm):
             self.axes = len(next(iter(self.shapes.values())))
 
@@ -228,9 +228,11 @@ class LookupCall(LayerCall):
         names: the other arguments of ``LayerCall``.
     """
 
+    table: str
+
     def __init__(self, call: Call, *names: Any) -> None:
         super().__init__(call, *names)
-        self.padding = call.given.get("padding_idx")
+        self.padding: int | None = call.given.get("padding_idx")
         (self.table,) = self.shapes  # the name of W
 
     def inputs(self, call: Call, rows: int) -> Tensor:

@@ -12,7 +12,7 @@ from torch.func import jvp, vjp
 
 from bayou.core.params import Params
 from bayou.curvature.sweep import QUIET, keep_activations
-from bayou.network import PlainAttention, out_of_memory
+from bayou.network import PlainAttention, VmapOrLoop, out_of_memory
 
 
 def tangent(call: Callable[[Params], Tensor], at: Params, v: Params) -> tuple[Tensor, Tensor]:
@@ -60,3 +60,30 @@ def linearize(call: Callable[[Any], Any], at: Any) -> tuple[Any, Callable[[Any],
         torch.autograd.grad, f, list(leaves.values()), create_graph=True, materialize_grads=True
     )
     return f.detach(), lambda u: (dict(zip(leaves, gradient(u), strict=True)),)
+
+
+def row_jacobians(
+    call: Callable[[Params, tuple[Any, ...]], Tensor], at: Params, inputs: tuple[Any, ...]
+) -> tuple[Tensor, Params]:
+    """Return the outputs of every row, and their Jacobians in named tensors.
+
+    Args:
+        call: the outputs (B, *out) as a function of the tensors and of the inputs.
+        at: the tensors, where the function is linearized.
+        inputs: of B rows; items that are no tensors are the same for all.
+
+    Returns:
+        f (B, *out), and J by name, (B, K, *shape) for K outputs of a row.
+    """
+    positions = [index for index, item in enumerate(inputs) if isinstance(item, Tensor)]
+
+    def jacobian_of_row(*row: Tensor) -> tuple[Tensor, Params]:
+        batches = {i: item.unsqueeze(0) for i, item in zip(positions, row, strict=True)}
+        row_inputs = tuple((dict(enumerate(inputs)) | batches).values())
+        f, pull = linearize(lambda params: call(params, row_inputs).squeeze(0), at)
+        eye = torch.eye(f.numel(), dtype=f.dtype, device=f.device).reshape(-1, *f.shape)
+        return f, VmapOrLoop(lambda u: pull(u)[0], (0,))(eye)
+
+    tensors = [inputs[index] for index in positions]
+    values: tuple[Tensor, Params] = VmapOrLoop(jacobian_of_row, (0,) * len(tensors))(*tensors)
+    return values

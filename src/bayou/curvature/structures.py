@@ -36,9 +36,9 @@ class Curvature(ABC):
     kind: ClassVar[str]
 
     def __init__(self, shapes: Shapes, tensors: Params, prior: Params) -> None:
-        self.shapes = dict(shapes)
-        self.tensors = {name: value.double() for name, value in tensors.items()}
-        self.prior = {name: prior[name].double() for name in self.shapes}
+        self.shapes: dict[str, torch.Size] = dict(shapes)
+        self.tensors: dict[str, Tensor] = {name: value.double() for name, value in tensors.items()}
+        self.prior: dict[str, Tensor] = {name: prior[name].double() for name in self.shapes}
         self.prepare()
 
     def prepare(self) -> None:  # noqa: B027 (optional)
@@ -97,7 +97,7 @@ class RowGradients:
     def __init__(self, shapes: Shapes, like: Tensor) -> None:
         self.shapes = shapes
         self.like = like
-        self.gradients = Params()  # (rows, *shape) each
+        self.gradients: dict[str, Tensor] = Params()  # (rows, *shape) each
 
     def add(self, gradients: Params) -> None:
         """Keep the gradients of some tensors.
@@ -133,8 +133,8 @@ class FullSum(Sum):
     def __init__(self, shapes: Shapes, plan: Plan, like: Tensor) -> None:
         super().__init__(shapes, plan, like)
         size = sum(shape.numel() for shape in shapes.values())
-        self.total = self.zeros(size, size)
-        self.gradients = RowGradients(shapes, like)
+        self.total: Tensor = self.zeros(size, size)
+        self.gradients: RowGradients = RowGradients(shapes, like)
 
     def receive_gradient(self, layer: LayerCall, a: Tensor, g: Tensor) -> None:
         """Compute the gradients of every example."""
@@ -192,7 +192,7 @@ class FullCurvature(Curvature):
 
     def prepare(self) -> None:
         """Compute the prior precision of every weight."""
-        self.precision = per_weight(self.prior, self.shapes)
+        self.precision: Tensor = per_weight(self.prior, self.shapes)
         self.eigenvalues: Tensor | None = None  # of P^−½·C·P^−½
         self._last: tuple[Tensor, Tensor, Tensor] | None = None  # precision, scale, Cholesky factor
 
@@ -272,7 +272,9 @@ class DiagonalSum(Sum):
 
     def __init__(self, shapes: Shapes, plan: Plan, like: Tensor) -> None:
         super().__init__(shapes, plan, like)
-        self.totals = {name: self.zeros(*shape) for name, shape in shapes.items()}
+        self.totals: dict[str, Tensor] = {
+            name: self.zeros(*shape) for name, shape in shapes.items()
+        }
 
     def receive_gradient(self, layer: LayerCall, a: Tensor, g: Tensor) -> None:
         """Add the squares of the gradients of every example."""

@@ -10,17 +10,24 @@ from torch import Tensor
 
 from bayou.core import rng
 from bayou.core.params import Params
-from bayou.curvature.covariance import Covariance
+from bayou.curvature.covariance import Covariance, Full
+from bayou.curvature.rank_updates import MAX_DENSE_WEIGHTS, subtract_low_rank
 
 
 @final
 class LowRankPlusDiagonal(Covariance):
     """A diagonal plus low-rank Σ = diag(std²) + F·Fᵀ.
 
-    ``tensors`` has "std.NAME" (*shape) and "factor.NAME" (K, *shape).
+    ``tensors`` has "std.NAME" (*shape) and "factor.NAME" (K, *shape); and "rank" where updates keep
+    this structure, so that they are approximate.
     """
 
     kind = "low rank plus diagonal"
+
+    @property
+    def adds_exactly(self) -> bool:  # type: ignore[override]
+        """Whether updates make a matrix of it: up to 1,000 weights, unless it has a "rank"."""
+        return "rank" not in self.tensors and self.size <= MAX_DENSE_WEIGHTS
 
     def _factors(self) -> tuple[Tensor, Tensor]:
         """Return std (D,) and F (K, D), the tensors one after another."""
@@ -70,6 +77,64 @@ class LowRankPlusDiagonal(Covariance):
         std, factor = self._factors()
         jacobian = self.to_vector(rows)
         return torch.cat((jacobian * std, jacobian @ factor.mT), -1)
+
+    def _full(self) -> Full:
+        """Return the same Σ as a matrix."""
+        std, factor = self._factors()
+        matrix = factor.mT @ factor
+        matrix.diagonal().add_(std.square())
+        root = torch.linalg.cholesky(matrix.flip(0, 1)).flip(0, 1)  # upper triangular
+        return Full(self.shapes, {"root": root})
+
+    def product(self, rows: Params) -> Params:
+        """Return Σ·a of every row."""
+        std, factor = self._factors()
+        vectors = self.to_vector(rows)
+        return self.from_vector(vectors * std.square() + vectors @ factor.mT @ factor)
+
+    def with_rows(self, rows: Params, prior: Params) -> Covariance:
+        """Return (Σ⁻¹ + AᵀA)⁻¹ as a matrix, or the Σ of this rank with its variances.
+
+        Args:
+            rows: A, M rows, tensors (M, *shape).
+            prior: not used.
+        """
+        if self.adds_exactly:
+            return self._full().with_rows(rows, prior)
+        std, factor = self._factors()
+        vectors = self.to_vector(rows)
+        products = self.to_vector(self.product(rows))
+        middle = vectors @ products.mT
+        middle.diagonal().add_(1.0)
+        lower = torch.linalg.cholesky(middle)
+        removed = torch.linalg.solve_triangular(lower, products / std, upper=False)
+        variance, low_rank = subtract_low_rank((factor / std).mT, removed.mT, len(factor))
+        return self._of_factors(std * variance.sqrt(), low_rank.mT * std)
+
+    def without_rows(self, rows: Params, prior: Params) -> Covariance:
+        """Return (Σ⁻¹ − AᵀA)⁻¹ as a matrix."""
+        if self.adds_exactly:
+            return self._full().without_rows(rows, prior)
+        return super().without_rows(rows, prior)
+
+    def forget_rows(self, forget: float, prior: Params) -> LowRankPlusDiagonal:
+        """Return (λ·Σ⁻¹ + (1 − λ)·P)⁻¹, of the same rank."""
+        std, scaled, root = self._inner()
+        # Σ⁻¹ = diag(std)⁻¹·(1 − UᵀU)·diag(std)⁻¹
+        u = torch.linalg.solve_triangular(root, scaled, upper=False)
+        diagonal = forget + (1 - forget) * std.square() * self._spread_prior(prior).to(std)
+        middle = -forget * (u / diagonal) @ u.mT
+        middle.diagonal().add_(1.0)
+        lower = torch.linalg.cholesky(middle)
+        factor = forget**0.5 * torch.linalg.solve_triangular(lower, u / diagonal, upper=False)
+        return self._of_factors(std * diagonal.rsqrt(), factor * std)
+
+    def _of_factors(self, std: Tensor, factor: Tensor) -> LowRankPlusDiagonal:
+        """Return Σ = diag(std²) + F·Fᵀ over the same tensors, of std (D,) and F (K, D)."""
+        tensors = {name: value for name, value in self.tensors.items() if name == "rank"}
+        tensors |= {f"std.{name}": value for name, value in self.from_vector(std).items()}
+        tensors |= {f"factor.{name}": value for name, value in self.from_vector(factor).items()}
+        return LowRankPlusDiagonal(self.shapes, tensors)
 
     def marginal(self, names: Sequence[str]) -> LowRankPlusDiagonal:
         """Return Σ of some of the tensors."""

@@ -65,7 +65,7 @@ class Sum(ABC):
     """
 
     def __init__(self, shapes: Shapes, plan: Plan, like: Tensor) -> None:
-        self.shapes = dict(shapes)
+        self.shapes: dict[str, torch.Size] = dict(shapes)
         self.plan = plan
         self.like = like
 
@@ -157,14 +157,16 @@ class LayerProbe:
         self.plan = plan
         self.rows = rows
         self.sums = sums
-        self.layers = {id(params[name]): layer for name, layer in plan.layers.items()}
+        self.layers: dict[int, LayerCall] = {
+            id(params[name]): layer for name, layer in plan.layers.items()
+        }
         # zeros at which a graph begins; the weights themselves need no gradient
         self.roots: list[Tensor] = []
         self.last_layer: LayerCall | None = None
         # the output of the last layer, and the number of changes in place; a graph with a hook that
         # refers to itself would never be freed
         self.last_output: weakref.ref[Tensor] | None = None
-        self.last_version = 0
+        self.last_version: int = 0
 
     def call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call an operation of torch, and pass what is known of a layer to the sum.
@@ -417,12 +419,12 @@ class Sweep:
         self.network = network
         self.plan = plan
         self.likelihood = likelihood
-        self.params = {name: value.detach() for name, value in params.items()}
+        self.params: dict[str, Tensor] = {name: value.detach() for name, value in params.items()}
         self.kind = kind
         self.samples = samples
         self.seed = seed
         device = next(iter(self.params.values())).device
-        self.rows = 1
+        self.rows: int = 1
         if not plan.single:
             self.rows = max(1, _memory_budget(device) // max(1, plan.numbers))
 

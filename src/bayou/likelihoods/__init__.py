@@ -20,6 +20,7 @@ from bayou.likelihoods.continuous import (
     UnitStudentT,
 )
 from bayou.likelihoods.counts import BoundNegativeBinomial, NegativeBinomial
+from bayou.likelihoods.decisions import Decision, Newsvendor
 from bayou.likelihoods.discrete import (
     Bernoulli,
     BoundBernoulli,
@@ -55,6 +56,7 @@ __all__ = [
     "BoundWeibull",
     "Categorical",
     "Censored",
+    "Decision",
     "FiniteLikelihood",
     "Gamma",
     "Gaussian",
@@ -68,6 +70,7 @@ __all__ = [
     "Log",
     "LogNormal",
     "NegativeBinomial",
+    "Newsvendor",
     "Ordinal",
     "Poisson",
     "Scores",

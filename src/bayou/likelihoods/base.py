@@ -36,12 +36,15 @@ class BoundLikelihood(nn.Module, ABC):
         is_ordered: whether classes have an order, so that quantiles and intervals mean something.
         is_linear_in_y: whether a linear regression of y is a fair baseline of numbers: not where f
             is on a logarithmic scale, or y has more than the values.
+        needs_all_samples: whether the methods of one component need the outputs of all samples,
+            (S, B, *out), and not some of them.
     """
 
     support: ClassVar[Literal["classes", "counts", "real"]] = "real"
     logits: ClassVar[bool] = False
     is_ordered: ClassVar[bool] = False
     is_linear_in_y: ClassVar[bool] = True
+    needs_all_samples: ClassVar[bool] = False
 
     @abstractmethod
     def pointwise(self, f: Tensor, y: Tensor) -> Tensor:
@@ -102,6 +105,20 @@ class BoundLikelihood(nn.Module, ABC):
             f_shape: the shape of outputs.
         """
         return torch.Size(f_shape)
+
+    def class_logits(self, f: Tensor) -> Tensor:
+        """Return the logits of classes with a free normalization, (..., B, *event, K).
+
+        Args:
+            f: outputs, (..., B, *out).
+
+        Raises:
+            ValueError: for a likelihood without such logits.
+        """
+        raise ValueError(
+            f"{type(self).__name__} has no logits of classes, of which a score could be made; "
+            "use a score of probabilities, of the standard deviation or of features"
+        )
 
     def validate(self, f_shape: Sequence[int], y: Tensor) -> None:
         """Raise a ValueError unless y fits outputs of a shape; called before a fit or a score.
@@ -260,6 +277,21 @@ class BoundLikelihood(nn.Module, ABC):
         """
         return 0.0
 
+    def functions(self, f: Tensor, count: int) -> tuple[BoundLikelihood, Tensor]:
+        """Return the likelihood and outputs of functions F where it is an average over them.
+
+        The functions of each output are ``count`` quantiles of equal probability, independent for
+        every row; a likelihood that is no such average has each output as often.
+
+        Args:
+            f: outputs, (S, B, *out).
+            count: the number of functions for each output.
+
+        Returns:
+            A likelihood with a ``function_variance`` of 0 and outputs (count·S, B, *out).
+        """
+        return self, f.repeat(count, *[1] * (f.ndim - 1))
+
     def for_targets(self, f: Tensor, y: Tensor) -> tuple[BoundLikelihood, Tensor]:
         """Return a likelihood and outputs of the values of rows whose y has more than the value.
 
@@ -363,6 +395,18 @@ class BoundLikelihood(nn.Module, ABC):
 
         low, high = self._bracket(mass, f, q)
         return invert(mass, q, low, high, slope if self.support == "real" else None)
+
+    def mixture_sample(self, f: Tensor, n: int, seed: Seed = None) -> Tensor:
+        """Draw y n times, each from one sample for all rows: (n, B, *event).
+
+        Args:
+            f: outputs, (S, B, *out).
+            n: the number of draws.
+            seed: the seed; None uses torch's global stream.
+        """
+        u = rng.uniform(n, (), f, rng.fold(seed, "sample"))
+        index = (u * len(f)).long().clamp_max(len(f) - 1)
+        return self.sample(f[index], seed=rng.fold(seed, "noise"))
 
     def mixture_crps(self, f: Tensor, y: Tensor) -> Tensor | None:
         """Compute E|Y_i − y_i| − ½·E|Y_i − Y_i'|, (B, *event); None without a closed form.
@@ -489,6 +533,23 @@ class BoundLikelihood(nn.Module, ABC):
         y = draws.flatten(0, 1)
         mixture = reduce(torch.logaddexp, (self.pointwise(output, y) for output in f))
         return component, mixture - math.log(len(f))
+
+
+def normal_functions(mean: Tensor, variance: Tensor, count: int) -> Tensor:
+    """Return quantiles of N(mean, variance) of equal probability: (count·S, B, ...).
+
+    They are scaled to have this variance.
+
+    Args:
+        mean: (S, B, ...).
+        variance: in the same shape.
+        count: the number of quantiles.
+    """
+    levels = (torch.arange(count, dtype=torch.float64, device=mean.device) + 0.5) / count
+    z = torch.special.ndtri(levels)
+    z = z / z.square().mean().sqrt().clamp_min(torch.finfo(z.dtype).tiny)
+    z = z.to(mean).reshape(-1, *[1] * mean.ndim)
+    return (mean + variance.sqrt() * z).flatten(0, 1)
 
 
 def positive_mean(y: Tensor) -> float | None:

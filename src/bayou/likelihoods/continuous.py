@@ -17,7 +17,7 @@ from bayou.core.constants import LOG_2PI
 from bayou.core.rng import Seed
 from bayou.core.specs import later_field
 from bayou.likelihoods import mixtures
-from bayou.likelihoods.base import BoundLikelihood, Likelihood
+from bayou.likelihoods.base import BoundLikelihood, Likelihood, normal_functions
 from bayou.likelihoods.information import Independent, Information
 from bayou.likelihoods.special import beta_fraction
 
@@ -104,11 +104,13 @@ class UnitGaussian(Unit):
     is_gaussian = True
 
     def __init__(self) -> None:
-        self.variance = 1.0
-        self.information = 1.0
-        self.scale_information = 2.0
-        self.entropy = 0.5 * (LOG_2PI + 1)
-        self.knots = _symmetric_knots((0.75, 1.5, 2.25, 3.0, 3.75, 4.5, 5.5, 7.0, 9.0))
+        self.variance: float = 1.0
+        self.information: float = 1.0
+        self.scale_information: float = 2.0
+        self.entropy: float = 0.5 * (LOG_2PI + 1)
+        self.knots: tuple[float, ...] = _symmetric_knots(
+            (0.75, 1.5, 2.25, 3.0, 3.75, 4.5, 5.5, 7.0, 9.0)
+        )
 
     def log_density(self, z: Tensor) -> Tensor:
         return -0.5 * z.square() - 0.5 * LOG_2PI
@@ -180,16 +182,16 @@ class UnitStudentT(Unit):
         v = float(df)
         self.df = v
         self._log_beta = math.lgamma(v / 2) + math.lgamma(0.5) - math.lgamma((v + 1) / 2)
-        self.variance = v / (v - 2) if v > 2 else math.inf
-        self.information = (v + 1) / (v + 3)
-        self.scale_information = 2 * v / (v + 3)
+        self.variance: float = v / (v - 2) if v > 2 else math.inf
+        self.information: float = (v + 1) / (v + 3)
+        self.scale_information: float = 2 * v / (v + 3)
         digammas = torch.digamma(torch.tensor([(v + 1) / 2, v / 2], dtype=torch.float64)).tolist()
-        self.entropy = (
+        self.entropy: float = (
             (v + 1) / 2 * (digammas[0] - digammas[1]) + 0.5 * math.log(v) + self._log_beta
         )
         reach = math.ceil(36 / v)  # beyond 2^reach some e^−25 of the mass is left
         tail = (2.0 * 2 ** (k / 2) for k in range(max(2 * reach, 6)))
-        self.knots = _symmetric_knots((0.5, 1.0, 1.5, *tail))
+        self.knots: tuple[float, ...] = _symmetric_knots((0.5, 1.0, 1.5, *tail))
 
     def log_density(self, z: Tensor) -> Tensor:
         v = self.df
@@ -479,6 +481,12 @@ class BoundMarginal(LocationScale):
     def function_variance(self, f: Tensor) -> Tensor:
         return f[..., 2]
 
+    def functions(self, f: Tensor, count: int) -> tuple[BoundLikelihood, Tensor]:
+        location, log_scale, variance = f.unbind(-1)
+        locations = normal_functions(location, variance, count)
+        log_scales = log_scale.repeat(count, *[1] * (log_scale.ndim - 1))
+        return BoundPaired(self.unit), torch.stack((locations, log_scales), -1)
+
     def rescale(self, f: Tensor, shift: Tensor, scale: Tensor) -> tuple[BoundLikelihood, Tensor]:
         location, log_scale, variance = f.unbind(-1)
         new_location = location * scale + shift
@@ -515,7 +523,7 @@ class BoundHeteroscedastic(LocationScale):
         units: Tensor | None = None,
     ) -> None:
         super().__init__(unit or UnitGaussian())
-        self.min_std = float(min_std)
+        self.min_std: float = float(min_std)
         self.axis = axis
         self.transform = transform
         log_units = torch.zeros(()) if units is None else units.log()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from bayou.likelihoods.special import betainc, log_beta_density
 class BoundNegativeBinomial(Shaped):
     """Counts with mean unit·exp(f) and variance mean + mean²/shape."""
 
-    support = "counts"
+    support: ClassVar[Literal["classes", "counts", "real"]] = "counts"
 
     def _validate_values(self, f_shape: Sequence[int], y: Tensor) -> None:
         check_counts(y)
@@ -126,7 +126,7 @@ class NegativeBinomial(ShapedSpec):
     dispersion: float = 1.0
     learn: bool = False
     unit: float = 1.0
-    bound_class = BoundNegativeBinomial
+    bound_class: ClassVar[type[Shaped]] = BoundNegativeBinomial
 
     def __post_init__(self) -> None:
         self._check_positive("dispersion", "unit")

@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ COUNT_TAIL = 1e-7  # probability of the counts that such a sum leaves out
 class FiniteLikelihood(BoundLikelihood):
     """A y that is one of K outcomes 0 .. K − 1, with the log-probabilities ``log_pmf``."""
 
-    support = "classes"
+    support: ClassVar[Literal["classes", "counts", "real"]] = "classes"
 
     @abstractmethod
     def log_pmf(self, f: Tensor) -> Tensor:
@@ -64,6 +64,20 @@ class FiniteLikelihood(BoundLikelihood):
         # broadcast_shapes would import sympy: half a second.
         y, _ = torch.broadcast_tensors(y.long(), log_pmf[..., 0])
         return log_pmf.expand(*y.shape, -1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
+
+    def outputs_of(self, log_pmf: Tensor) -> Tensor:
+        """Return outputs with these probabilities, in the axes of the outputs of a network.
+
+        Args:
+            log_pmf: log-probabilities of the outcomes, (..., B, *event, K).
+
+        Raises:
+            ValueError: if outputs cannot have any probabilities.
+        """
+        raise ValueError(
+            f"outputs of {type(self).__name__} cannot have any probabilities of classes; only "
+            "Categorical and Bernoulli have maps of probabilities: use map='temperature'"
+        )
 
     def mean(self, f: Tensor) -> Tensor:
         p = self.log_pmf(f).exp()
@@ -179,7 +193,7 @@ class BoundCategorical(FiniteLikelihood):
         self.shift = shift
         self.label_smoothing = label_smoothing
         self.register_buffer("weight", weight, persistent=False)
-        self.is_plain = (
+        self.is_plain: bool = (
             ignore_index is None and not shift and not label_smoothing and weight is None
         )
 
@@ -310,6 +324,12 @@ class BoundCategorical(FiniteLikelihood):
     def log_pmf(self, f: Tensor) -> Tensor:
         return f.movedim(self.class_axis, -1).log_softmax(-1)
 
+    def outputs_of(self, log_pmf: Tensor) -> Tensor:
+        return log_pmf.movedim(-1, self.class_axis)
+
+    def class_logits(self, f: Tensor) -> Tensor:
+        return f.movedim(self.class_axis, -1)
+
     def mean(self, f: Tensor) -> Tensor:
         return f.movedim(self.class_axis, -1).softmax(-1)
 
@@ -433,6 +453,17 @@ class BoundBernoulli(FiniteLikelihood):
     def log_pmf(self, f: Tensor) -> Tensor:
         return torch.stack((logsigmoid(-f), logsigmoid(f)), -1)
 
+    def outputs_of(self, log_pmf: Tensor) -> Tensor:
+        return log_pmf[..., 1] - log_pmf[..., 0]
+
+    def class_logits(self, f: Tensor) -> Tensor:
+        """Return −f/2 and f/2, which treat both classes alike.
+
+        Args:
+            f: outputs, (..., B, *out).
+        """
+        return torch.stack((-f / 2, f / 2), -1)
+
     def pointwise(self, f: Tensor, y: Tensor) -> Tensor:
         return logsigmoid((2 * y.to(f.dtype) - 1) * f)
 
@@ -470,7 +501,7 @@ class Bernoulli(Likelihood):
         >>> posterior = bayou.fit(net, (x, y), likelihood=bayou.Bernoulli())
     """
 
-    bound = BoundBernoulli
+    bound: ClassVar[type[BoundLikelihood]] = BoundBernoulli
 
 
 @final
@@ -481,12 +512,12 @@ class BoundPoisson(BoundLikelihood):
         unit: the rate at f = 0.
     """
 
-    support = "counts"
+    support: ClassVar[Literal["classes", "counts", "real"]] = "counts"
     is_linear_in_y = False
 
     def __init__(self, unit: float = 1.0) -> None:
         super().__init__()
-        self.log_unit = math.log(unit)
+        self.log_unit: float = math.log(unit)
 
     def _validate_values(self, f_shape: Sequence[int], y: Tensor) -> None:
         check_counts(y)

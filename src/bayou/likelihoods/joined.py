@@ -123,9 +123,9 @@ class BoundSelected(BoundLikelihood):
         event: Sequence[int],
     ) -> None:
         super().__init__()
-        self.likelihoods = nn.ModuleList(likelihoods)
-        self.shapes = [torch.Size(shape) for shape in shapes]
-        self.event = torch.Size(event)
+        self.likelihoods: nn.ModuleList = nn.ModuleList(likelihoods)
+        self.shapes: list[torch.Size] = [torch.Size(shape) for shape in shapes]
+        self.event: torch.Size = torch.Size(event)
         self.support = likelihoods[0].support  # type: ignore[misc]
         self.is_linear_in_y = all(item.is_linear_in_y for item in likelihoods)  # type: ignore[misc]
 
@@ -188,6 +188,10 @@ class BoundSelected(BoundLikelihood):
             return value.expand(shape)
 
         return self._select(f, variance)
+
+    def functions(self, f: Tensor, count: int) -> Sampled:
+        samples = [likelihood.functions(outputs, count) for likelihood, outputs in self._decoded(f)]
+        return self._with_samples(f.repeat(count, *[1] * (f.ndim - 1)), samples)
 
     def rescale(self, f: Tensor, shift: Tensor, scale: Tensor) -> Sampled | None:
         samples = []

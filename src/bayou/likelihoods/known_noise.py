@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bayou.core.constants import LOG_2PI
 from bayou.core.rng import Seed
-from bayou.likelihoods.base import BoundLikelihood, Likelihood
+from bayou.likelihoods.base import BoundLikelihood, Likelihood, normal_functions
 from bayou.likelihoods.continuous import BoundHomoscedastic, BoundPaired, UnitGaussian
 from bayou.likelihoods.survival import paired_shape
 
@@ -104,6 +104,12 @@ class BoundKnownNoise(BoundLikelihood):
 
     def function_variance(self, f: Tensor) -> Tensor | float:
         return self._moments(f)[1]
+
+    def functions(self, f: Tensor, count: int) -> tuple[BoundLikelihood, Tensor]:
+        if not self.has_variance:
+            return super().functions(f, count)
+        mean, variance = f.unbind(-1)
+        return BoundKnownNoise(), normal_functions(mean, variance, count)
 
     def entropy(self, f: Tensor) -> Tensor:
         return torch.full_like(self.mean(f), -math.inf)

@@ -77,6 +77,9 @@ class BoundLog(BoundLikelihood):
         log_square = 2 * self.of.mean(f) + self.of.variance(f) + function_variance
         return torch.expm1(function_variance) * torch.exp(log_square)
 
+    def functions(self, f: Tensor, count: int) -> tuple[BoundLikelihood, Tensor]:
+        return _exp(self.of.functions(f, count))
+
     def entropy(self, f: Tensor) -> Tensor:
         return self.of.entropy(f) + self.of.mean(f)
 

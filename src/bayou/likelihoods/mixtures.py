@@ -220,7 +220,7 @@ def crps_integral(
         part = torch.zeros_like(log_y)
         for node, weight in (*NODES, *((-node, weight) for node, weight in NODES)):
             t = (middle + half * node).exp()
-            mass = _mixture_cdf(cdf, f, t)
+            mass = mixture_cdf(cdf, f, t)
             height = mass if side == "below" else 1 - mass
             part = part + (weight * half * t * height.square()).sum(0)
         if side == "above" and is_observed is not None:
@@ -229,8 +229,14 @@ def crps_integral(
     return total
 
 
-def _mixture_cdf(cdf: Callable[[Tensor, Tensor], Tensor], f: Tensor, y: Tensor) -> Tensor:
-    """Compute 1/S Σ_s P(Y ≤ y | f_s) at K points (K, B, *event), a few samples at a time."""
+def mixture_cdf(cdf: Callable[[Tensor, Tensor], Tensor], f: Tensor, y: Tensor) -> Tensor:
+    """Compute 1/S Σ_s P(Y ≤ y | f_s) at K points, a few samples at a time: (K, B, *event).
+
+    Args:
+        cdf: computes P(Y ≤ y | f) of (f, y).
+        f: outputs, (S, B, *out).
+        y: points, (K, B, *event).
+    """
     samples = max(1, SUM_NUMBERS // max(1, y.numel()))
     sums = (cdf(block.unsqueeze(1), y).sum(0) for block in f.split(samples))
     return reduce(torch.add, sums) / len(f)
@@ -252,5 +258,5 @@ def crps_sum(cdf: Callable[[Tensor, Tensor], Tensor], f: Tensor, y: Tensor, last
     for block in torch.arange(last + 1, device=f.device).split(block_size):
         k = block.to(f.dtype).reshape(-1, *[1] * y.ndim).expand(-1, *y.shape)
         reached = (k >= y).to(f.dtype)
-        total = total + (_mixture_cdf(cdf, f, k) - reached).square().sum(0)
+        total = total + (mixture_cdf(cdf, f, k) - reached).square().sum(0)
     return total

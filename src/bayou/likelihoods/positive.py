@@ -44,7 +44,7 @@ class Shaped(BoundLikelihood):
             self.log_shape = nn.Parameter(log_shape)
         else:
             self.register_buffer("log_shape", log_shape)
-        self.log_unit = math.log(unit)
+        self.log_unit: float = math.log(unit)
         self.is_paired = is_paired
 
     def target_shape(self, f_shape: Sequence[int]) -> torch.Size:
@@ -420,7 +420,7 @@ class Gamma(ShapedSpec):
     shape: float = 1.0
     learn: bool = False
     unit: float = 1.0
-    bound_class = BoundGamma
+    bound_class: ClassVar[type[Shaped]] = BoundGamma
 
     def __post_init__(self) -> None:
         self._check_positive("shape", "unit")
@@ -450,7 +450,7 @@ class Weibull(ShapedSpec):
     shape: float = 1.0
     learn: bool = False
     unit: float = 1.0
-    bound_class = BoundWeibull
+    bound_class: ClassVar[type[Shaped]] = BoundWeibull
 
     def __post_init__(self) -> None:
         self._check_positive("shape", "unit")

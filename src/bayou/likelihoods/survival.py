@@ -108,6 +108,9 @@ class BoundCensored(BoundLikelihood):
     def function_variance(self, f: Tensor) -> Tensor | float:
         return self.of.function_variance(f)
 
+    def functions(self, f: Tensor, count: int) -> tuple[BoundLikelihood, Tensor]:
+        return _censor(self.of.functions(f, count))
+
     def entropy(self, f: Tensor) -> Tensor:
         return self.of.entropy(f)
 

@@ -8,6 +8,7 @@ from bayou.posteriors.masked import Masked
 from bayou.posteriors.mixture import Mixture
 from bayou.posteriors.network_draw import NetworkDraw
 from bayou.posteriors.posterior import Posterior, load
+from bayou.posteriors.updates import Updates
 from bayou.posteriors.wide import WidePosterior
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Mixture",
     "NetworkDraw",
     "Posterior",
+    "Updates",
     "WidePosterior",
     "bayesianize",
     "load",

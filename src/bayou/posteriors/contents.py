@@ -34,6 +34,16 @@ def _are_records(value: Any) -> bool:
     return isinstance(value, list) and _have_type(value, dict)
 
 
+def _is_record_of_updates(value: Any) -> bool:
+    """Return whether a value has the counts and the weight of updates."""
+    if not isinstance(value, dict) or {*value} != {"calls", "added", "removed", "kept"}:
+        return False
+    counts = [value[name] for name in ("calls", "added", "removed")]
+    kept = value["kept"]
+    is_weight = isinstance(kept, float) and 0 <= kept <= 1
+    return is_weight and all(count == 0 or _is_positive_count(count) for count in counts)
+
+
 # Entries of all files but mixtures, and further ones of some kinds of posteriors.
 USUAL_KEYS = ("n", "shapes", "free")
 KEYS_BY_KIND = {
@@ -42,7 +52,15 @@ KEYS_BY_KIND = {
     "masked": ("p",),
     "wide": ("units_of_network",),
 }
-OPTIONAL_KEYS = ("temperature", "shared")
+OPTIONAL_KEYS = (
+    "temperature",
+    "calibration",
+    "shared",
+    "thresholds",
+    "units_of_noise",
+    "updates",
+    "blocks",
+)
 # What an entry must be, in words and as a test.
 EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "history": ("a list of records", _are_records),
@@ -66,7 +84,20 @@ EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
         "a rate or nothing",
         lambda value: value is None or (isinstance(value, float) and 0 < value < 1),
     ),
+    "thresholds": (
+        "a whole number of at least 0",
+        lambda value: value == 0 or _is_positive_count(value),
+    ),
     "units_of_network": ("erf or relu", lambda value: value in UNITS),
+    "units_of_noise": ("erf or relu", lambda value: value in UNITS),
+    "blocks": (
+        "the numbers of rows of updates",
+        lambda value: (
+            isinstance(value, list) and bool(value) and all(map(_is_positive_count, value))
+        ),
+    ),
+    "updates": ("the counts of updated rows", _is_record_of_updates),
+    "calibration": ("the name of a calibration map", lambda value: isinstance(value, str)),
     "temperature": (
         "a positive number",
         lambda value: isinstance(value, float) and 0 < value < math.inf,

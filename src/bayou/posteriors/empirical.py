@@ -34,6 +34,7 @@ class Empirical(Posterior):
     """
 
     kind = "empirical"
+    no_update = "its draws are points, which have no density that further rows could change"
     stack: Params
 
     def __init__(
@@ -49,7 +50,7 @@ class Empirical(Posterior):
         self.target = target
         self.network = network
         self.stack = {name: value.detach() for name, value in stack.items()}
-        self.history = history or []
+        self.history: list[dict[str, float]] = history or []
         self.stopped = ""
         self.chains = chains
         self.mixing = mixing

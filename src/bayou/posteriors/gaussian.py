@@ -18,16 +18,19 @@ from bayou.curvature.covariance import Diagonal, Full
 from bayou.curvature.factor import LowRankPrecision
 from bayou.curvature.joint import JointNormal
 from bayou.curvature.kronecker import Kronecker
-from bayou.curvature.linearize import linearize, tangent
+from bayou.curvature.linearize import linearize, row_jacobians, tangent
 from bayou.curvature.sweep import QUIET
 from bayou.likelihoods import BoundLikelihood
 from bayou.likelihoods.predictive import Predictive
-from bayou.network import Map, Network, VmapOrLoop, clear_errors, out_of_memory, rows_of
+from bayou.network import Map, Network, clear_errors, out_of_memory, rows_of
 from bayou.network.target import Target, prior_specs
 from bayou.network.units import Units
 from bayou.posteriors.posterior import CHUNK_NUMBERS, Posterior, check_count
 from bayou.posteriors.state import SavedState, target_state
+from bayou.posteriors.updates import Updates, check_forget, check_removal
+from bayou.posteriors.updating import GaussianState, LinearizedModel, add_data, remove_data
 from bayou.priors import BoundNormal, BoundPart, DensityPrior, Prior, joint_rules
+from bayou.training.data import as_data
 
 PredictiveKind = Literal["sampled", "linearized", "probit", "exact"]
 PREDICTIVES: Final[tuple[PredictiveKind, ...]] = ("sampled", "linearized", "probit", "exact")
@@ -78,8 +81,8 @@ class GaussianPosterior(Posterior):
         self.target = target
         self.network = network
         self.covariance = covariance
-        self.center = {name: value.detach() for name, value in mean.items()}
-        self.history = history or []
+        self.center: dict[str, Tensor] = {name: value.detach() for name, value in mean.items()}
+        self.history: list[dict[str, float]] = history or []
         self.stopped = ""
         self.predictive = check_predictive(predictive, target.likelihood)
         self.log_evidence = log_evidence
@@ -115,6 +118,10 @@ class GaussianPosterior(Posterior):
     def _function_at(self, inputs: Sequence[Any]) -> Callable[[Params], Tensor]:
         """Return the network on some inputs as a function of the tensors that are not points."""
         return lambda params: self.network.evaluate(self.center | params, *inputs)
+
+    def _outputs_of(self, params: Params, inputs: tuple[Any, ...]) -> Tensor:
+        """Return the outputs with some values of the tensors that are not points."""
+        return self.network.evaluate(self.center | params, *inputs)
 
     def _map_over_draws(self, inputs: tuple[Any, ...], *, loop: bool) -> Map:
         """Return ``call`` as a function of a stack of draws."""
@@ -245,21 +252,34 @@ class GaussianPosterior(Posterior):
             raise ValueError("x has no rows")
         return torch.cat(means), torch.cat(covariances)
 
+    def function_covariance(self, draws: Params, x: Tensor, observed_x: Tensor) -> Tensor:
+        """Compute the covariances J(x)·Σ·J(x')ᵀ of linearized functions, (1, *batch, N·K, M·K).
+
+        Args:
+            draws: not used: all functions have one covariance.
+            x: rows, (*batch, N, d).
+            observed_x: rows, (*batch, M, d).
+
+        Raises:
+            ValueError: if functions are the network with drawn weights, which is not linear.
+        """
+        if self.predictive not in ("exact", "linearized"):
+            raise ValueError(
+                f"functions of {self.predictive} weights have no joint Gaussian distribution; use "
+                "posterior.using('linearized')"
+            )
+        roots = []
+        for rows in (x, observed_x):
+            inputs = self.place(rows.reshape(-1, rows.shape[-1]))
+            with QUIET:
+                _, root = self._covariance_root(inputs)  # (B, K, columns)
+            roots.append(root.reshape(*rows.shape[:-2], -1, root.shape[-1]))
+        root, observed_root = roots
+        return (root @ observed_root.mT).unsqueeze(0)
+
     def _covariance_root(self, inputs: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
         """Compute f, (B, *out), and R, (B, K, ·), with R·Rᵀ = J·Σ·Jᵀ."""
-
-        def jacobian_of_row(*row: Tensor) -> tuple[Tensor, Params]:
-            row_inputs = [
-                item.unsqueeze(0) if isinstance(item, Tensor) else item
-                for item in _replace_tensors(inputs, row)
-            ]
-            network = self._function_at(row_inputs)
-            f, pull = linearize(lambda params: network(params).squeeze(0), self._random_mean)
-            eye = torch.eye(f.numel(), dtype=f.dtype, device=f.device).reshape(-1, *f.shape)
-            return f, VmapOrLoop(lambda u: pull(u)[0], (0,))(eye)
-
-        tensors = [item for item in inputs if isinstance(item, Tensor)]
-        f, jacobian = VmapOrLoop(jacobian_of_row, (0,) * len(tensors))(*tensors)
+        f, jacobian = row_jacobians(self._outputs_of, self._random_mean, inputs)
         return f, self.covariance.spread(jacobian)
 
     @torch.no_grad()
@@ -327,6 +347,122 @@ class GaussianPosterior(Posterior):
             density = JointNormal(mean, covariance, self._base())
             priors |= joint_rules(density, mean, self.std(), self.covariance.shapes)
         return {glob.escape(name): prior for name, prior in priors.items()}
+
+    @torch.no_grad()
+    def update(self, data: object, *, forget: float | None = None) -> GaussianPosterior:
+        """Return the posterior given further rows; see ``Posterior.update``.
+
+        For Gaussian noise and a network that is linear in its random weights (a last layer) it is
+        exact: any order and any division of the rows give the posterior of all of them. So is
+        ``log_evidence``. A network that is not linear is linearized at the mean before the rows, a
+        likelihood that is not Gaussian takes one natural-gradient step (BONG). The mean is that of
+        the full Gaussian; a diagonal or a Kronecker-factored covariance then takes the nearest of
+        its structure. Noise and prior stay as they are.
+
+        Args:
+            data: new rows, as ``bayou.fit`` takes them, in the units of the fit.
+            forget: the weight that is left to all earlier rows, in (0, 1]; None (default) for 1.
+
+        Returns:
+            A new posterior. More than 1,024 outputs of rows are added in blocks, in their order.
+
+        Raises:
+            ValueError: for rows that do not suit the network or the likelihood, for ``forget``
+                without Normal priors, and for a covariance that has no update.
+        """
+        weight = check_forget(forget)
+        state = add_data(self._gaussian_state(), self._linearized_model(), data, weight)
+        is_known = self.target.likelihood.is_gaussian and weight == 1.0
+        return self._with_state(
+            state, is_known, self.updates.after(added=state.rows, forget=weight), state.rows
+        )
+
+    @torch.no_grad()
+    def downdate(self, data: object) -> GaussianPosterior:
+        """Return the posterior without some of its rows; see ``Posterior.downdate``.
+
+        It needs Gaussian noise, a network that is linear in its random weights (a last layer), and
+        a full covariance. Weights that are points, such as those below the last layer, stay as
+        they are, with what they learned from these rows.
+
+        Args:
+            data: rows that were in the fit or in an update, with the same x and y.
+
+        Raises:
+            ValueError: where it is not exact, or the rows cannot have been in the posterior.
+        """
+        check_removal(as_data(data).n, self.target.n, self.updates)
+        state = remove_data(self._gaussian_state(), self._linearized_model(), data)
+        return self._with_state(state, True, self.updates.after(removed=state.rows), -state.rows)
+
+    @torch.no_grad()
+    def log_predictive_density(self, data: object) -> float:
+        """Compute log p(y | x, D) of further rows together; see the base class.
+
+        It has a closed form for Gaussian noise without a temperature.
+
+        Args:
+            data: the rows.
+        """
+        if not self.target.likelihood.is_gaussian or self.temperature != 1.0:
+            return super().log_predictive_density(data)
+        return add_data(self._gaussian_state(), self._linearized_model(), data, 1.0).log_density
+
+    def with_low_rank(self, rank: int = 20) -> GaussianPosterior:
+        """Return the same posterior, whose diagonal covariance becomes low rank by updates (LoFi).
+
+        Σ⁻¹ = S⁻¹·(1 + F·Fᵀ)·S⁻¹ with at most ``rank`` columns of F: updates keep the directions of
+        most information, and the diagonal of the rest (Chang et al. 2023,
+        https://arxiv.org/abs/2305.19535).
+
+        Args:
+            rank: the number of columns; 20 by default.
+
+        Raises:
+            ValueError: for a covariance that is not diagonal.
+        """
+        check_count(rank, "rank", 1)
+        if not isinstance(self.covariance, Diagonal):
+            raise ValueError(
+                f"with_low_rank needs a diagonal covariance, got a {self.covariance.kind} one, "
+                "which is updated as it is"
+            )
+        posterior = copy.copy(self)
+        std = self.covariance.to_vector(self.covariance.tensors)
+        limit = torch.tensor(float(rank), dtype=std.dtype, device=std.device)
+        posterior.covariance = LowRankPrecision.of_factor(
+            self.covariance.shapes, std, std.new_zeros(len(std), 0), limit
+        )
+        return posterior
+
+    def _gaussian_state(self) -> GaussianState:
+        """Return mean and covariance in float64, with the priors."""
+        return GaussianState.of(self.center, self.covariance, self.target.priors)
+
+    def _linearized_model(self) -> LinearizedModel:
+        """Return the network and the likelihood, for updates."""
+        return LinearizedModel(
+            self._outputs_of,
+            self.target.likelihood,
+            self._random_mean,
+            next(self.target.net.parameters()),
+        )
+
+    def _with_state(
+        self, state: GaussianState, evidence_is_known: bool, updates: Updates, rows: int
+    ) -> GaussianPosterior:
+        """Return the posterior with another mean and covariance, and so many rows more."""
+        posterior = copy.copy(self)
+        posterior.note_update(updates, self.target.n + rows)
+        dtype = next(iter(self._random_mean.values())).dtype
+        posterior.covariance = state.covariance.to(dtype)
+        cast = {name: value.to(dtype) for name, value in state.mean.items()}
+        posterior.center = self.center | cast
+        if self.log_evidence is not None:
+            posterior.log_evidence = None
+            if evidence_is_known:
+                posterior.log_evidence = self.log_evidence + state.log_density
+        return posterior
 
     def with_tensors_of(
         self, source: Posterior, names: Collection[str]
@@ -435,12 +571,6 @@ class GaussianPosterior(Posterior):
         total = sum(value.numel() for value in self.center.values())
         covariance = f"{self.covariance.kind} over {self.covariance.size:,}"
         return f"GaussianPosterior({net}: {covariance} of {total:,} weights)"
-
-
-def _replace_tensors(inputs: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
-    """Return inputs with other tensors instead of their own."""
-    remaining = iter(tensors)
-    return tuple(next(remaining) if isinstance(item, Tensor) else item for item in inputs)
 
 
 def check_predictive(predictive: object, likelihood: BoundLikelihood) -> PredictiveKind:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import glob
 import math
 from collections.abc import Mapping
@@ -15,7 +16,8 @@ from bayou.core.files import no_grad_state
 from bayou.core.modules import Modules
 from bayou.core.params import Params, under
 from bayou.core.specs import to_json
-from bayou.guides.guide import KL, Draw, Guide, GuideSpec, Tensors, Weight
+from bayou.curvature import Covariance
+from bayou.guides.guide import KL, Draw, DrawNoise, Guide, GuideSpec, Tensors
 from bayou.guides.local import Trace, guess_trace, trace
 from bayou.guides.rules import Rules, expand_rules, group_names
 from bayou.likelihoods import Likelihood
@@ -32,6 +34,8 @@ from bayou.network.target import PriorRules, Target, bind_priors, prior_specs
 from bayou.posteriors.network_draw import NetworkDraw
 from bayou.posteriors.posterior import Posterior, check_count
 from bayou.posteriors.state import SavedState, target_state
+from bayou.posteriors.updates import check_forget
+from bayou.posteriors.updating import GaussianState, LinearizedModel, add_data
 from bayou.priors import (
     BoundLogUniform,
     BoundPart,
@@ -41,6 +45,7 @@ from bayou.priors import (
     check_priors,
     couplings,
 )
+from bayou.priors.joint import JointCorrection
 
 
 class _OriginalNetwork(tuple[nn.Module]):
@@ -92,9 +97,9 @@ class Bayesian(nn.Module):
         parameters = dict(net.named_parameters())
         values = {name: parameters[name].detach() for name in specs}
         # Not a module: its copy of the network is registered as ``net``.
-        self.network = Network(net)
-        self.net = self.network.net
-        self.aliases = self.network.aliases
+        self.network: Network = Network(net)
+        self.net: nn.Module = self.network.net
+        self.aliases: dict[str, str] = self.network.aliases
         inputs = None if example is None else forward_inputs(example)
         if not isinstance(rules, Mapping):
             covered = rules.reach(self.network, values, inputs)
@@ -106,12 +111,12 @@ class Bayesian(nn.Module):
         self.guides: Modules[Guide] = nn.ModuleList(guides)  # type: ignore[assignment]
         self._parent_names = {name for guide in guides for name in guide.parents}
         self._check_points()
-        self.couplings = couplings(self.bound_priors())
+        self.couplings: list[JointCorrection] = couplings(self.bound_priors())
         for guide in guides:
             if any(isinstance(module, BoundLogUniform) for module in guide.modules()):
                 guide.kl_kind = KL.constant
-        self.traced = False
-        self.shares = False
+        self.traced: bool = False
+        self.shares: bool = False
         self._assign_local(guess_trace(net, values))
         if example is not None:
             self.trace(example)
@@ -207,10 +212,10 @@ class Bayesian(nn.Module):
         if self.couplings or self.network.recomputes:
             local = set()
         shared = {name for name in local & usage.shared if self.specs[name].noise}
-        self.position_names = frozenset(
+        self.position_names: frozenset[str] = frozenset(
             name for name in shared if self.specs[name].local == "positions"
         )
-        self.local_names = frozenset(local - shared) | self.position_names
+        self.local_names: frozenset[str] = frozenset(local - shared) | self.position_names
 
     @property
     def names(self) -> list[str]:
@@ -268,9 +273,20 @@ class Bayesian(nn.Module):
                 "q is sharded (fully_shard): use outputs, kl = bnn(x), "
                 "or bnn.unshard() before draw()"
             )
-        draws: list[Draw] = []
-        parts: dict[str, Tensor | Weight] = {}
-        for guide in self.guides:
+        draws = self._draw_guides(count, examples, local, seed, start)
+        parts = {name: value for draw in draws for name, value in draw.parts.items()}
+        sampled = {name: value for name, value in parts.items() if isinstance(value, Tensor)}
+        terms = [coupling(sampled) for coupling in self.couplings]
+        coupling = torch.stack(terms).sum(0) if terms else None
+        return NetworkDraw(self, tuple(draws), count, samples is None, coupling)
+
+    def _draw_guides(
+        self, count: int, examples: int | None, local: bool, seed: rng.Seed, start: int
+    ) -> list[Draw]:
+        """Return the draws of all guides, in their order; ``draw`` has the arguments."""
+        draws: dict[int, Draw] = {}
+        noises: dict[int, DrawNoise] = {}
+        for index, guide in enumerate(self.guides):
             is_local = local and (
                 guide.is_point or self.local_names - self._parent_names >= set(guide.names)
             )
@@ -278,14 +294,32 @@ class Bayesian(nn.Module):
             if is_local and examples is not None and self.specs[guide.names[0]].per_example:
                 n = count * examples
             guide_seed = rng.fold(seed, *guide.names)
-            arguments = guide.parent_arguments(parts, count)
-            draw = guide.draw(n, local=is_local, seed=guide_seed, start=start, **arguments)
-            parts |= draw.parts
-            draws.append(draw)
-        sampled = {name: value for name, value in parts.items() if isinstance(value, Tensor)}
-        terms = [coupling(sampled) for coupling in self.couplings]
-        coupling = torch.stack(terms).sum(0) if terms else None
-        return NetworkDraw(self, tuple(draws), count, samples is None, coupling)
+            noise = guide.draw_noise(n, is_local, guide_seed, start)
+            if noise is not None:
+                noises[index] = noise
+                continue
+            arguments: dict[str, Any] = {}
+            if guide.parents:  # their guides come first
+                draws |= self._draw_together(noises)
+                noises = {}
+                parts = {k: v for draw in draws.values() for k, v in draw.parts.items()}
+                arguments = guide.parent_arguments(parts, count)
+            draws[index] = guide.draw(n, local=is_local, seed=guide_seed, start=start, **arguments)
+        draws |= self._draw_together(noises)
+        return [draws[index] for index in range(len(self.guides))]
+
+    def _draw_together(self, noises: dict[int, DrawNoise]) -> dict[int, Draw]:
+        """Return the draws with this noise, those of a class of guides with the same n at once."""
+        groups: dict[tuple[type[Guide], int], list[int]] = {}
+        for index, noise in noises.items():
+            key = (type(self.guides[index]), noise.n)
+            groups.setdefault(key, []).append(index)
+        draws: dict[int, Draw] = {}
+        for (guide_class, _), indices in groups.items():
+            guides = [self.guides[index] for index in indices]
+            drawn = guide_class.draw_together(guides, [noises[index] for index in indices])
+            draws |= dict(zip(indices, drawn, strict=True))
+        return draws
 
     def forward(
         self, *inputs: Any, local: bool = True, seed: rng.Seed = None, **named: Any
@@ -425,8 +459,8 @@ class Guided(Posterior):
     ) -> None:
         self.target = target
         self.bayesian = bayesian
-        self.network = bayesian.network
-        self.history = history or []
+        self.network: Network = bayesian.network
+        self.history: list[dict[str, float]] = history or []
         self.stopped = ""
 
     @property
@@ -502,6 +536,90 @@ class Guided(Posterior):
             ValueError: for a family without a tractable density.
         """
         return self.bayesian.log_prob(params)
+
+    @torch.no_grad()
+    def update(self, data: object, *, forget: float | None = None) -> Guided:
+        """Return the posterior given further rows; see ``Posterior.update``.
+
+        For Gaussian families, ``MeanField`` and one ``LowRank`` over all random tensors: one
+        natural-gradient step with the network linearized at the mean (BONG). The mean is that of
+        the exact Gaussian of the linearized model. For ``MeanField`` the precision takes the
+        diagonal of what the rows add, for ``LowRank`` the covariance keeps its rank and the
+        variance of every weight.
+
+        Args:
+            data: new rows, as ``bayou.fit`` takes them, in the units of the fit.
+            forget: the weight that is left to all earlier rows, in (0, 1]; None (default) for 1.
+
+        Raises:
+            ValueError: for other families, for rows that do not suit the network, and for
+                ``forget`` without Normal priors.
+        """
+        weight = check_forget(forget)
+        covariance = self._gaussian_covariance("updated")
+        center = self.bayesian.mean()
+        names = tuple(covariance.shapes)
+
+        def outputs(params: Params, inputs: tuple[Any, ...]) -> Tensor:
+            return self.network.evaluate(center | params, *inputs)
+
+        model = LinearizedModel(
+            outputs,
+            self.target.likelihood,
+            {name: center[name].detach() for name in names},
+            next(self.target.net.parameters()),
+        )
+        state = GaussianState.of(center, covariance, self.bound_priors())
+        state = add_data(state, model, data, weight)
+        posterior = copy.copy(self)
+        # The network of the guides has no weights of its own, and is shared.
+        shared = {id(item): item for item in (self.bayesian.network, self.bayesian.net)}
+        posterior.bayesian = copy.deepcopy(self.bayesian, shared)
+        for guide in posterior.bayesian.guides:
+            if not guide.is_point:
+                guide.set_gaussian(state.mean, state.covariance)
+        updates = self.updates.after(added=state.rows, forget=weight)
+        posterior.note_update(updates, self.target.n + state.rows)
+        return posterior
+
+    def downdate(self, data: object) -> Guided:
+        """Raise a ValueError: rows are in q only approximately.
+
+        Args:
+            data: rows of the fit.
+        """
+        raise ValueError(
+            "Guided cannot be reduced by rows: its families hold the rows only approximately, so "
+            "that none can be removed exactly; use Laplace('full', where='last') or VBLL, or fit "
+            "again without these rows"
+        )
+
+    def _gaussian_covariance(self, change: str) -> Covariance:
+        """Return the covariance of all random tensors; a ValueError if q is not one Gaussian."""
+        total: Covariance | None = None
+        for guide in self.bayesian.guides:
+            if guide.is_point:
+                continue
+            covariance = guide.as_gaussian()
+            family = self._family(guide)
+            if covariance is None:
+                raise ValueError(
+                    f"a posterior with {family} over {', '.join(guide.names)} cannot be {change}: "
+                    "it is not Gaussian; use VI(MeanField()), or Laplace('full', where='last') or "
+                    "VBLL, whose last layer is updated exactly, or fit again with all rows"
+                )
+            if total is not None and covariance.kind != total.kind:
+                raise ValueError(
+                    f"a posterior of several families, one of them {family}, cannot be {change}; "
+                    "use one of them for all tensors"
+                )
+            total = covariance if total is None else total.with_independent(covariance)
+        if total is None:
+            raise ValueError(
+                f"a posterior of points cannot be {change}: no tensor is random; use "
+                "VI(MeanField()), or Laplace('full', where='last', start=None) at this point"
+            )
+        return total
 
     def as_prior(self) -> dict[str, Prior]:
         """Return this posterior as the prior of the next task (VCL, Nguyen 2018).

@@ -166,6 +166,7 @@ class Masked(Posterior):
     """
 
     kind = "masked"
+    no_update = "MC dropout is random in its masks, and its weights are a point"
     mappable = False  # a mask depends on the value of a seed, which vmap hides
 
     def __init__(
@@ -180,8 +181,8 @@ class Masked(Posterior):
         self.target = target
         self.network = network
         self.p = p
-        self.weights = {name: value.detach() for name, value in weights.items()}
-        self.history = history or []
+        self.weights: dict[str, Tensor] = {name: value.detach() for name, value in weights.items()}
+        self.history: list[dict[str, float]] = history or []
         self.stopped = ""
 
     def template(self) -> Params:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, final
 
@@ -17,6 +18,7 @@ from bayou.likelihoods import Likelihood
 from bayou.likelihoods.joined import Sampled, join_samples
 from bayou.likelihoods.predictive import Predictive
 from bayou.network import DryRun
+from bayou.network.target import Target
 from bayou.network.units import Units
 from bayou.posteriors.empirical import shuffled_indices
 from bayou.posteriors.posterior import (
@@ -26,7 +28,8 @@ from bayou.posteriors.posterior import (
     check_count,
     restore_posterior,
 )
-from bayou.posteriors.state import SavedState, check_base, temperature_state
+from bayou.posteriors.state import SavedState, calibration_state, check_base, updates_state
+from bayou.posteriors.updates import Updates, check_forget
 from bayou.training.ranks import current
 
 MEMBER = "member"  # the tensor of a draw that says which component it came from
@@ -78,7 +81,7 @@ class Mixture(Posterior):
         weights: Sequence[float] | Tensor | None = None,
         history: list[dict[str, float]] | None = None,
     ) -> None:
-        self.components = list(components)
+        self.components: list[Posterior] = list(components)
         if not self.components:
             raise ValueError("a mixture needs at least one posterior, got none")
         for component in self.components:
@@ -87,19 +90,19 @@ class Mixture(Posterior):
                     f"a mixture is made of posteriors, got {type(component).__name__}; pass what "
                     "bayou.fit returned: Mixture([posterior, other_posterior])"
                 )
-        self.weights = _normalize_weights(weights, len(self.components))
-        self.has_equal_weights = bool((self.weights == self.weights[0]).all())
-        self.target = self.components[0].target
-        self.history = history or []
+        self.weights: Tensor = _normalize_weights(weights, len(self.components))
+        self.has_equal_weights: bool = bool((self.weights == self.weights[0]).all())
+        self.target: Target = self.components[0].target
+        self.history: list[dict[str, float]] = history or []
         self.stopped = ""
         first, *rest = self.components
         _check_targets(self.components)
         networks = [component for component in self.components if not component.builds_network]
-        self.networks_differ = any(
+        self.networks_differ: bool = any(
             not _share_network(networks[0], component) for component in networks[1:]
         )
         is_nested = any(isinstance(component, Mixture) for component in self.components)
-        self.tensors_differ = is_nested or any(not _share_tensors(first, c) for c in rest)
+        self.tensors_differ: bool = is_nested or any(not _share_tensors(first, c) for c in rest)
 
     def take_units(self, units: Units) -> None:
         """Convert all components to the units of the user."""
@@ -259,9 +262,71 @@ class Mixture(Posterior):
             return False
         has_drawn_noise = not self._noise_differs
         return has_drawn_noise and not any(
-            component.temperature != 1.0 or component.predicts_without_draws
+            component.temperature != 1.0
+            or component.calibration_map is not None
+            or component.predicts_without_draws
             for component in self.components
         )
+
+    def update(self, data: object, *, forget: float | None = None) -> Mixture:
+        """Return the mixture given further rows; see ``Posterior.update``.
+
+        Every component is updated, and its weight multiplied by the density that it gave to the new
+        rows before, w_c ← w_c^λ·p_c(y | x, D)/Z (Bayes' rule; with λ < 1 as in dynamic model
+        averaging, Raftery et al. 2010). The density is that of all rows together, in closed form
+        for Gaussian noise and from 1,000 draws otherwise (``log_predictive_density``).
+
+        Args:
+            data: new rows, as ``bayou.fit`` takes them, in the units of the fit.
+            forget: λ, the weight that is left to all earlier rows, in (0, 1]; None (default) for 1.
+
+        Raises:
+            ValueError: if a component cannot be updated.
+        """
+        weight = check_forget(forget)
+        components = self._change_components(lambda c: c.update(data, forget=forget))
+        densities = [component.log_predictive_density(data) for component in self.components]
+        log_weights = weight * self.weights.log() + torch.tensor(densities, dtype=torch.float64)
+        added = components[0].target.n - self.components[0].target.n
+        updates = self.updates.after(added=added, forget=weight)
+        return self._with_components(components, log_weights, updates)
+
+    def downdate(self, data: object) -> Mixture:
+        """Return the mixture without some of its rows; see ``Posterior.downdate``.
+
+        Args:
+            data: rows that were in the fit or in an update, with the same x and y.
+
+        Raises:
+            ValueError: if the rows cannot be removed exactly from a component.
+        """
+        components = self._change_components(lambda c: c.downdate(data))
+        densities = [component.log_predictive_density(data) for component in components]
+        log_weights = self.weights.log() - torch.tensor(densities, dtype=torch.float64)
+        removed = self.components[0].target.n - components[0].target.n
+        return self._with_components(components, log_weights, self.updates.after(removed=removed))
+
+    def _change_components(self, change: Callable[[Posterior], Posterior]) -> list[Posterior]:
+        """Return the components after a change; an error says which one cannot be changed."""
+        changed = []
+        for number, component in enumerate(self.components):
+            try:
+                changed.append(change(component))
+            except ValueError as error:
+                raise ValueError(f"component {number} of this mixture: {error}") from error
+        return changed
+
+    def _with_components(
+        self, components: list[Posterior], log_weights: Tensor, updates: Updates
+    ) -> Mixture:
+        """Return the mixture of other components of the same networks, with other weights."""
+        mixture = copy.copy(self)
+        mixture.components = components
+        mixture.weights = log_weights.softmax(0)
+        mixture.has_equal_weights = bool((mixture.weights == mixture.weights[0]).all())
+        mixture.note_update(updates, components[0].target.n)
+        mixture.target = components[0].target
+        return mixture
 
     def mean(self) -> Params:
         """Compute the mean of the components' means; rarely a good network.
@@ -371,6 +436,11 @@ class Mixture(Posterior):
                 "components one by one, and average their answers with posterior.weights"
             )
         component = self.component(draw)
+        if component.calibration_map is not None:
+            raise ValueError(
+                f"a component has a calibration map, {component.calibration_map!r}, which a "
+                "program of the mixture cannot apply; calibrate the mixture instead"
+            )
         if component.temperature != 1.0:
             raise ValueError(
                 f"a component has a temperature of {component.temperature:.3g}, which a program of "
@@ -460,7 +530,8 @@ class Mixture(Posterior):
             config["weights"] = self.weights.tolist()
         if self.networks_differ:
             config[NETWORKS_DIFFER] = True
-        return tensors, config | temperature_state(self)
+        calibration, calibration_config = calibration_state(self)
+        return tensors | calibration, config | calibration_config | updates_state(self)
 
     @classmethod
     def restore(cls, saved: SavedState, net: nn.Module | Sequence[nn.Module]) -> Mixture:
@@ -532,6 +603,11 @@ def _predict_functions(
     """
     samples = component.draws_to_average(count)
     predictive = component.predict(x, samples, seed=seed, **options)
+    if predictive.likelihood.needs_all_samples:
+        raise ValueError(
+            "a component has a map of quantiles, which is one of its own mixture and of no part of "
+            "another; set component.calibration_map = None and calibrate the mixture instead"
+        )
     order = torch.arange(count) % len(predictive.outputs)
     return predictive.likelihood, predictive.outputs[order.to(predictive.outputs.device)]
 

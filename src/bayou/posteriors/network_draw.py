@@ -45,7 +45,11 @@ class NetworkDraw:
     @property
     def kl(self) -> Tensor:
         """Return Σ over tensors of KL(q ‖ p), averaged over the draws: a scalar, never rescaled."""
-        total = torch.stack([draw.kl.mean() for draw in self.draws]).sum()
+        kls = [draw.kl for draw in self.draws]
+        if len({len(kl) for kl in kls}) == 1:
+            total = torch.stack(kls).mean(1).sum()
+        else:  # some have a draw for every example
+            total = torch.stack([kl.mean() for kl in kls]).sum()
         return total if self.coupling is None else total - self.coupling.mean()
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
@@ -13,11 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from bayou.calibration import CalibrationMap, restore_map
 from bayou.core import rng
 from bayou.core.files import FileError, StrPath, making, read_file, write_file
 from bayou.core.params import Params, match, shared, size
 from bayou.likelihoods import BoundLikelihood
 from bayou.likelihoods.predictive import Predictive
+from bayou.metrics.certificate import Certificate
 from bayou.network import (
     DryRun,
     Map,
@@ -32,8 +35,10 @@ from bayou.network.target import Target
 from bayou.network.units import Units
 from bayou.posteriors.checks import Checks, check_history
 from bayou.posteriors.contents import check_contents, check_restored
-from bayou.posteriors.state import SavedState, check_base, is_in_file, with_state
+from bayou.posteriors.state import CALIBRATION, SavedState, check_base, is_in_file, with_state
+from bayou.posteriors.updates import Updates
 from bayou.priors import BoundPrior, BoundUnitNormal, Prior
+from bayou.training.data import as_data
 from bayou.training.inputs import gather_shards
 from bayou.training.ranks import current
 
@@ -44,6 +49,7 @@ NOISE = "likelihood."  # prefix of those tensors of a draw that are parameters o
 DEFAULT_SAMPLES = 100  # functions averaged for a prediction
 CHUNK_NUMBERS = 2**24  # weights in memory during predictions, unless the user passes a chunk
 CHUNK_OUTPUTS = 2**22  # draws times rows, likewise
+MAX_DENSITY_DRAWS = 1000  # over which the joint density of rows is averaged
 
 # Entries of the history that depend on the units of y: sums over all rows, and means over rows.
 SUMMED_LOG_DENSITIES = ("elbo", "log_likelihood", "log_joint", "log_evidence")
@@ -85,6 +91,12 @@ class Posterior(ABC):
       are settings with their scores on held-out rows.
     - ``temperature``: of predicted logits, or a factor of the scale of the noise
       (``bayou.calibrate``); 1 by default.
+    - ``calibration_map``: a map of predictions that follows the temperature
+      (``bayou.calibrate(posterior, rows, map=...)``); None by default.
+    - ``certificate``: how far a student is from its teacher (``bayou.operations.certify``); None of
+      any other.
+    - ``updates``: how many rows ``update`` and ``downdate`` added and removed since the fit, and
+      the weight that the rows of the fit still have; ``target.n`` is the number of rows now.
     - ``held_out_index``: the rows of the data of a fit that it held out; None if there are none.
 
     Attributes that only some have:
@@ -116,11 +128,15 @@ class Posterior(ABC):
     plan: str = ""
     selection: Sequence[Stage] = ()
     temperature: float = 1.0
+    calibration_map: CalibrationMap | None = None
     bayesian: Bayesian | None = None
     stack: Params | None = None
     chains: int = 1
     mixing: dict[str, Any] | None = None
     held_out_index: Tensor | None = None
+    certificate: Certificate | None = None
+    updates: Updates = Updates()
+    no_update: ClassVar[str] = "its distribution has no closed form that further rows could change"
     _checks: Checks | None = None
     _pending_check: Callable[[Posterior], Checks] | None = None
 
@@ -208,6 +224,101 @@ class Posterior(ABC):
             draws["0.weight"].mean(0)              # (outputs, inputs)
         """
 
+    def update(self, data: object, *, forget: float | None = None) -> Posterior:
+        """Return the posterior given old and new rows, without the old rows and without a fit.
+
+            q(w) ← q(w)^λ·p(w)^(1−λ)·p(y_new | x_new, w)/Z
+
+        It takes milliseconds for a random last layer, and longer for a full covariance of many
+        weights. The posterior itself is not changed; the new one is of the same class, and can be
+        saved, loaded, used for predictions and updated again. It is exact for a
+        random last layer with Gaussian noise and for networks of infinite width, and an
+        approximation for others (docs/guide/updating.md).
+
+        Args:
+            data: the new rows alone, as ``bayou.fit`` takes them: (x, y), a Dataset, a DataLoader,
+                in the units of the data of the fit.
+            forget: λ in (0, 1], the weight that is left to the log-likelihood of all earlier rows,
+                for data that drift. S becomes at most S/λ and never more than that of the prior, to
+                which the posterior tends without new rows. None (default) for 1.
+
+        Returns:
+            The posterior of all rows, with ``target.n`` of them; ``updates`` counts them. Its
+            checks, its certificate and the history of its fit are not made again.
+
+        Raises:
+            ValueError: for a kind of posterior that cannot be updated, with what to use instead,
+                and for rows that do not suit it.
+
+        Example::
+
+            posterior = bayou.fit(net, (x, y), bayou.Laplace("full", where="last"))
+            posterior = posterior.update((x_today, y_today))
+            posterior = posterior.update((x_tomorrow, y_tomorrow), forget=0.99)
+        """
+        raise ValueError(self._refusal("updated"))
+
+    def downdate(self, data: object) -> Posterior:
+        """Return the posterior without some of its rows, exactly as if they had not been in it.
+
+        It exists where ``update`` is exact.
+
+        Args:
+            data: rows that were in the fit or in an update, with the same x and y.
+
+        Returns:
+            The posterior of the remaining rows. Tensors that are points, such as the features below
+            a random last layer, stay as they are.
+
+        Raises:
+            ValueError: for a kind of posterior without an exact removal, and for rows that cannot
+                have been in this one.
+
+        Example::
+
+            posterior.downdate((x[:10], y[:10]))     # a fit of the last layer without ten rows
+        """
+        raise ValueError(self._refusal("reduced by rows"))
+
+    def log_predictive_density(self, data: object) -> float:
+        """Compute log p(y_new | x_new, D) of further rows together, in nats.
+
+        By default log 1/S Σ_s Π_n p(y_n | x_n, w_s) over 1,000 draws, or all if there are fewer.
+
+        Args:
+            data: the rows, as ``bayou.fit`` takes them.
+        """
+        total = torch.zeros((), dtype=torch.float64)
+        for x, y in as_data(data).epoch():
+            draws = self.draws_to_average(MAX_DENSITY_DRAWS)
+            predictive = self.predict(x, draws)
+            y = y.to(predictive.outputs.device)
+            log_prob = predictive.likelihood.log_prob(predictive.outputs, y)
+            total = total + log_prob.double().sum(-1).cpu()
+        return float(total.logsumexp(0) - math.log(max(1, total.numel())))
+
+    def note_update(self, updates: Updates, n: int) -> None:
+        """Note what an update did, in a copy of the posterior that it was made of.
+
+        Args:
+            updates: the record with this update.
+            n: the number of rows now.
+        """
+        self.target = replace(self.target, n=n)
+        self.updates = updates
+        self.history = list(self.history)
+        self.certificate = None
+        self._checks = None
+        self._pending_check = None
+
+    def _refusal(self, change: str) -> str:
+        """Return the sentence that says why a posterior cannot be changed by rows."""
+        return (
+            f"{type(self).__name__} cannot be {change}: {self.no_update}; use Laplace('full', "
+            "where='last') or VBLL, whose last layer is updated exactly, or fit again with the "
+            "rows that are to count"
+        )
+
     @abstractmethod
     def mean(self) -> Params:
         """Compute E[w] of every tensor.
@@ -247,10 +358,21 @@ class Posterior(ABC):
             posterior.save("posterior.bayou")
             posterior = bayou.load("posterior.bayou", net)
         """
+        tensors, config = self.contents()
+        write_file(path, tensors, config)
+
+    def contents(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the tensors and the JSON values of a file, from which ``restore_contents`` loads.
+
+        Returns:
+            Tensors by name, and a dictionary of plain values.
+        """
         tensors, config = self.state()
         config["base"] = self.target.base()
         config["checks"] = self.checks.to_json()
-        write_file(path, {name: gather_shards(value) for name, value in tensors.items()}, config)
+        if self.certificate is not None:
+            config["certificate"] = self.certificate.to_json()
+        return {name: gather_shards(value) for name, value in tensors.items()}, config
 
     @property
     def checks(self) -> Checks:
@@ -278,7 +400,7 @@ class Posterior(ABC):
         """Return a network of the user's class with tensors of this posterior.
 
         It is one function out of many, in eval mode, and it shares the frozen tensors. Other random
-        quantities (masks, noise of the likelihood) and a temperature are not part of it; the draw
+        quantities (masks, noise of the likelihood) and calibration are not part of it; the draw
         of a linearized Laplace is the network with these weights, as with ``using("sampled")``.
 
         Args:
@@ -462,6 +584,27 @@ class Posterior(ABC):
         """
         return self
 
+    def function_covariance(self, draws: Params, x: Tensor, observed_x: Tensor) -> Tensor:
+        """Compute the covariances of the outputs of the network, f(x), between rows.
+
+        The functions must have a joint Gaussian distribution. It is differentiable in both rows.
+
+        Args:
+            draws: tensors of S draws, (S, *shape) each; some posteriors have a covariance for each.
+            x: rows, (*batch, N, d).
+            observed_x: rows, (*batch, M, d); the batch axes broadcast.
+
+        Returns:
+            Covariances of K outputs, (S or 1, *batch, N·K, M·K).
+
+        Raises:
+            ValueError: if the functions have no such distribution.
+        """
+        raise ValueError(
+            f"the functions of a {type(self).__name__} have no joint Gaussian distribution; "
+            "use Laplace or VBLL with where='last', or the method Wide, and Gaussian noise"
+        )
+
     def with_tensors_of(self, source: Posterior, names: Collection[str]) -> Posterior | None:
         """Return this posterior with some tensors of another, independent of the rest.
 
@@ -521,7 +664,7 @@ class Posterior(ABC):
             self.mixing = convert(self.mixing)
 
     def apply_temperature(self, likelihood: BoundLikelihood, outputs: Tensor) -> Predictive:
-        """Return the predictive of some outputs at the posterior's temperature.
+        """Return the predictive of some outputs, at the posterior's temperature and by its map.
 
         Args:
             likelihood: p(y | f).
@@ -529,6 +672,8 @@ class Posterior(ABC):
         """
         if self.temperature != 1.0:
             likelihood, outputs = likelihood.temper(outputs, self.temperature)
+        if self.calibration_map is not None:
+            likelihood, outputs = self.calibration_map.apply(likelihood, outputs)
         return Predictive(likelihood, outputs)
 
     def place(self, x: object) -> tuple[Any, ...]:
@@ -701,6 +846,9 @@ def restore_posterior(saved: SavedState, net: nn.Module | Sequence[nn.Module]) -
         posterior = classes[kind].restore(saved, net)
         posterior.stopped = config["stopped"]
         posterior.temperature = config.get("temperature", 1.0)
+        posterior.updates = Updates.from_json(config.get("updates", {}))
+        if CALIBRATION in config:
+            posterior.calibration_map = restore_map(config[CALIBRATION], saved.group(CALIBRATION))
         if isinstance(net, nn.Module):
             fitted_net = posterior.target.net
             check_restored(posterior, saved, fitted_net if is_in_file(fitted_net) else net)
@@ -739,6 +887,19 @@ def load(
         posterior = bayou.load("posterior.bayou", net)
         posterior.predict(x).mean
     """
+    check_load(path, net, options)
+    tensors, config = read_file(path)
+    return restore_contents(SavedState(tensors, config, path, options), net)
+
+
+def check_load(path: object, net: object, options: Collection[str]) -> None:
+    """Raise a ValueError for arguments with which no posterior can be loaded.
+
+    Args:
+        path: the name of a file.
+        net: a network, or a list of networks.
+        options: the names of the options.
+    """
     nets = list(net) if isinstance(net, list | tuple) else [net]
     has_nets = bool(nets) and all(isinstance(item, nn.Module | list | tuple) for item in nets)
     if not isinstance(path, str | os.PathLike) or net is None or not has_nets:
@@ -747,15 +908,30 @@ def load(
             f"load({type(path).__name__}, {type(net).__name__}); a file holds tensors and no code, "
             "so that the network has to be built first: load('posterior.bayou', net)"
         )
-    unknown = sorted(options.keys() - set(LOAD_OPTIONS))
+    unknown = sorted(set(options) - set(LOAD_OPTIONS))
     if unknown:
         raise ValueError(
             f"load has no option {unknown[0]!r}; the options are {', '.join(LOAD_OPTIONS)}"
         )
-    tensors, config = read_file(path)
-    posterior = restore_posterior(SavedState(tensors, config, path, options), net)
+
+
+def restore_contents(saved: SavedState, net: Any) -> Posterior:
+    """Return the posterior of a file, with its checks and its certificate.
+
+    Args:
+        saved: what ``Posterior.contents`` returned, read from a file.
+        net: the network that it was fitted to, or a list of them.
+
+    Raises:
+        FileError: if contents and network do not match.
+    """
+    config = saved.config
+    path = saved.path
+    posterior = restore_posterior(saved, net)
     with making("posterior", path):
         check_base(posterior.target, config["base"], path)
         if "checks" in config:  # not in files of earlier versions
             posterior.checks = Checks.from_json(config["checks"])
+        if "certificate" in config:
+            posterior.certificate = Certificate.from_json(config["certificate"])
     return posterior

@@ -23,6 +23,7 @@ from bayou.priors import Prior
 if TYPE_CHECKING:
     from bayou.posteriors.posterior import Posterior
 
+CALIBRATION = "calibration"  # an entry of files, and the group of its tensors
 NETWORK = "network"  # an entry of files whose network was made by a method
 
 
@@ -49,7 +50,9 @@ def target_state(
         "history": posterior.history,
         "stopped": posterior.stopped,
     }
-    config |= temperature_state(posterior)
+    calibration, calibration_config = calibration_state(posterior)
+    config |= calibration_config
+    config |= updates_state(posterior)
     output = output_of(target.net)
     if output is not None:
         config["output"] = to_json(output)
@@ -67,7 +70,7 @@ def target_state(
     for group, values in all_groups.items():
         for name, value in values.items():
             tensors[f"{group}.{name}"] = value
-    return tensors, config
+    return tensors | calibration, config
 
 
 def is_in_file(net: nn.Module) -> bool:
@@ -94,13 +97,30 @@ def _changed_buffers(target: Target, network: Network) -> Params:
     return changed
 
 
-def temperature_state(posterior: Posterior) -> dict[str, float]:
-    """Return the temperature of a posterior that was calibrated, for its file.
+def calibration_state(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors and the JSON of a posterior that was calibrated, for its file.
 
     Args:
-        posterior: without a temperature, the entry is left out.
+        posterior: without a temperature and without a map, both are empty.
     """
-    return {} if posterior.temperature == 1.0 else {"temperature": posterior.temperature}
+    tensors: dict[str, Tensor] = {}
+    config: dict[str, Any] = {}
+    if posterior.temperature != 1.0:
+        config["temperature"] = posterior.temperature
+    if posterior.calibration_map is not None:
+        config[CALIBRATION] = posterior.calibration_map.key
+        for name, value in posterior.calibration_map.state().items():
+            tensors[f"{CALIBRATION}.{name}"] = value
+    return tensors, config
+
+
+def updates_state(posterior: Posterior) -> dict[str, Any]:
+    """Return the record of updates of a posterior, for its file.
+
+    Args:
+        posterior: without updates, the entry is left out.
+    """
+    return {"updates": posterior.updates.to_json()} if posterior.updates.calls else {}
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class BoundPrior(nn.Module, ABC):
 
     def __init__(self, shape: Sequence[int], learn: bool = False, **hyper: Tensor) -> None:
         super().__init__()
-        self.shape = torch.Size(shape)
+        self.shape: torch.Size = torch.Size(shape)
         for name, value in hyper.items():
             value = value.detach().clone()
             if learn:

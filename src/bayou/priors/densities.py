@@ -151,7 +151,7 @@ class BoundStudentT(BoundPrior):
         self, shape: Sequence[int], df: float, log_scale: Tensor, learn: bool = False
     ) -> None:
         super().__init__(shape, learn, log_scale=log_scale)
-        self.unit = UnitStudentT(df)
+        self.unit: UnitStudentT = UnitStudentT(df)
 
     def log_prob(self, w: Tensor) -> Tensor:
         z = self._event(w) * torch.exp(-self.log_scale)

@@ -98,8 +98,8 @@ class JointCorrection:
 
     def __init__(self, density: JointDensity, parts: Mapping[str, BoundPart]) -> None:
         has_all_tensors = set(parts) == set(density.names)
-        self.density = density if has_all_tensors else density.marginal(list(parts))
-        self.parts = dict(parts)
+        self.density: JointDensity = density if has_all_tensors else density.marginal(list(parts))
+        self.parts: dict[str, BoundPart] = dict(parts)
 
     def __call__(self, params: Params) -> Tensor:
         """Compute the term of tensors (..., *shape): (...).
