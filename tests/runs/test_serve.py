@@ -160,6 +160,24 @@ def test_health_and_description(server):
     assert (description["target"], description["max_rows"]) == ("y", 50)
 
 
+def test_metrics_are_text_of_prometheus(runs):
+    with run_server(Service.of(runs["classes"])) as server:
+        ask(server, "POST", "/predict", {"rows": table_rows(30)})
+        ask(server, "POST", "/predict", {"rows": []})
+        connection = http.client.HTTPConnection(*server.address, timeout=30)
+        connection.request("GET", "/metrics")
+        response = connection.getresponse()
+        text = response.read().decode()
+        connection.close()
+    assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    lines = text.splitlines()
+    assert 'bayou_requests_total{status="200"} 1' in lines
+    assert 'bayou_requests_total{status="422"} 1' in lines
+    assert "bayou_watch_rows 30" in lines
+    sample = re.compile(r'[a-z_]+(\{([a-z]+="[^"]*",?)*\})? [-+.e0-9]+(inf|nan)?')
+    assert all(line.startswith("# ") or sample.fullmatch(line) for line in lines)
+
+
 @pytest.mark.parametrize(
     ("status", "body", "message"),
     [
@@ -363,6 +381,7 @@ def test_a_missing_extra_is_named(runs, monkeypatch):
     assert "needs uvicorn, which is not installed: pip install 'bayou[serve]'" in result.output
 
 
+@pytest.mark.skipif(os.name != "posix", reason="Windows cannot send these signals to a process")
 @pytest.mark.parametrize("name", ["SIGINT", pytest.param("SIGTERM", marks=pytest.mark.slow)])
 def test_the_command_serves_until_a_signal(name, runs):
     command = [sys.executable, "-m", "bayou", "serve", str(runs["classes"]), "--port", "0"]

@@ -168,12 +168,13 @@ CIFAR_BINARY = (
         ("cifar-10-binary.tar.gz",),
     ),
 )
+CIFAR_LABELS = File(
+    "cifar10/labels.npz",
+    30552,
+    "b7817019a95f42df948eef86e70b736fb1fe56fea4c40a011acb9ed0abd9ffa3",
+)
 CIFAR_SHEETS = (  # the same pixels as lossless images, without a public URL; used if present
-    File(
-        "cifar10/labels.npz",
-        30552,
-        "b7817019a95f42df948eef86e70b736fb1fe56fea4c40a011acb9ed0abd9ffa3",
-    ),
+    CIFAR_LABELS,
     File(
         "cifar10/data_batch_1.webp",
         17067364,

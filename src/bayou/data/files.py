@@ -7,11 +7,8 @@ Its SHA-256 is checked each time it is used.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import http.client
 import os
 import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -100,6 +97,26 @@ def require(entry: Entry, root: str | Path | None = None) -> dict[str, Path]:
     )
 
 
+def require_file(file: File, root: str | Path | None = None) -> Path:
+    """Return the checked path of one file.
+
+    Args:
+        file: of the catalogue, or another published one.
+        root: the first folder in which it is looked for.
+
+    Raises:
+        DataError: it is missing or damaged.
+    """
+    path = locate(file, root)
+    if path is None:
+        searched = ", ".join(str(folder) for folder in folders(root))
+        raise DataError(
+            f"there is no {file.path}, looked for in {searched}; set {VARIABLE} to the folder that "
+            "contains it"
+        )
+    return _check_file(file, path)
+
+
 def _check_file(file: File, path: Path) -> Path:
     """Return the path, or raise a DataError unless its size and SHA-256 are the published ones."""
     size = path.stat().st_size
@@ -107,6 +124,8 @@ def _check_file(file: File, path: Path) -> Path:
         raise DataError(
             f"{path} has {size:,} bytes, not {file.size:,} as published: damaged or another file"
         )
+    import hashlib
+
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     if digest != file.sha256:
@@ -176,6 +195,8 @@ def _fetch(file: File, folder: Path) -> Path:
 
 def _copy(url: str, out: IO[bytes], file: File) -> None:
     """Download from a URL and check the published size and SHA-256."""
+    import hashlib
+
     digest = hashlib.sha256()
     size = 0
     for piece in _pieces(url):
@@ -194,6 +215,10 @@ def _copy(url: str, out: IO[bytes], file: File) -> None:
 
 def _pieces(url: str) -> Iterator[bytes]:
     """Yield the chunks of a download; network errors become a DataError, disk errors do not."""
+    # Here, so that the command line starts without them.
+    import http.client
+    import urllib.request
+
     request = urllib.request.Request(url, headers={"User-Agent": "bayou"})
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:

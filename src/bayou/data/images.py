@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from bayou.data import files
 from bayou.data.catalogue import (
     CATALOGUE,
+    CIFAR_LABELS,
     TEST_IMAGES,
     TEST_LABELS,
     TRAIN_IMAGES,
@@ -27,6 +28,7 @@ Bytes = NDArray[np.uint8]
 Images = tuple[tuple[Bytes, Bytes], tuple[Bytes, Bytes]]  # x and y, to train on and to test on
 SIDE = 32  # pixels of an image of CIFAR-10
 CHANNELS = 3
+TEST_BATCH = "test_batch"  # of the archive
 _RECORD_BYTES = 1 + CHANNELS * SIDE * SIDE
 
 
@@ -176,17 +178,41 @@ def cifar10(entry: Entry, root: str | Path | None) -> Images:
     return read_cifar_sheets(paths)
 
 
+def cifar10_test_labels(root: str | Path | None) -> Bytes:
+    """Load the classes of the 10,000 test images of CIFAR-10, in canonical order.
+
+    The labels of the sheets are enough; the images are not read.
+
+    Args:
+        root: a folder with the files.
+
+    Raises:
+        DataError: there are neither the labels nor the archive.
+    """
+    if files.locate(CIFAR_LABELS, root) is not None:
+        with np.load(files.require_file(CIFAR_LABELS, root), allow_pickle=False) as labels:
+            test: Bytes = labels["test"]
+        return test
+    (path,) = files.require(CATALOGUE["cifar10"], root).values()
+    (records,) = _read_records(path, [TEST_BATCH])
+    return _split_records(records)[1]
+
+
 def read_cifar_binary(path: Path) -> Images:
     """Read the canonical archive: in each record the class, then red, green and blue bytes.
 
     Args:
         path: the archive.
     """
-    stems = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    *train, test = _read_records(path, [*(f"data_batch_{i}" for i in range(1, 6)), TEST_BATCH])
+    return _split_records(np.concatenate(train)), _split_records(test)
+
+
+def _read_records(path: Path, stems: Sequence[str]) -> list[Bytes]:
+    """Return the records of some files of the archive, (N, 3073) each."""
     names = [f"cifar-10-batches-bin/{stem}.bin" for stem in stems]
     contents = unpack_archive(path, names)
-    records = [np.frombuffer(contents[name], np.uint8).reshape(-1, _RECORD_BYTES) for name in names]
-    return _split_records(np.concatenate(records[:-1])), _split_records(records[-1])
+    return [np.frombuffer(contents[name], np.uint8).reshape(-1, _RECORD_BYTES) for name in names]
 
 
 def _split_records(records: Bytes) -> tuple[Bytes, Bytes]:

@@ -63,7 +63,7 @@ class LogMeanExp:
 
     def __init__(self) -> None:
         self.chunk_sums: list[Tensor] = []  # logarithms of sums
-        self.count = 0
+        self.count: int = 0
 
     def add(self, terms: Tensor) -> None:
         """Add the terms (k, n) of a chunk.

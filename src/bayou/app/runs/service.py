@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
@@ -38,6 +38,9 @@ from bayou.data.preprocess import (
 from bayou.data.reading import quote_names
 from bayou.likelihoods.predictive import check_level
 from bayou.posteriors import Posterior
+
+if TYPE_CHECKING:
+    from bayou.diagnostics import ReferenceRows
 
 JSON = dict[str, Any]
 
@@ -86,6 +89,7 @@ class Service:
         level: probability of the intervals; a request can set another.
         max_rows: rows of one request.
         notes: about the run, to be shown at the start.
+        reference: rows with which the metrics compare those of requests; None without any.
     """
 
     posterior: Posterior
@@ -95,6 +99,7 @@ class Service:
     level: float = 0.9
     max_rows: int = 10_000
     notes: tuple[str, ...] = ()
+    reference: ReferenceRows | None = None
 
     @classmethod
     def of(
@@ -130,6 +135,7 @@ class Service:
             level,
             max_rows,
             notes=tuple(run.describe_interruption(job, posterior)),
+            reference=run.saved_reference(),
         )
 
     def describe(self) -> JSON:

@@ -1,0 +1,149 @@
+"""Scores of observed targets under a predictive distribution, whose expectation is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from bayou.core import rng
+from bayou.likelihoods.predictive import Predictive
+
+ENTROPY_DRAWS = 64  # of y for each row, to estimate the mean and std of its log score
+MIN_STD = 1e-9  # of a log score: a prediction that is certain has none
+MAX_LOG_SCORE = 20.0  # standard deviations; larger ones are clipped
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class TargetScores:
+    """Scores of the targets of N rows, each with expectation 0 if the predictive is right.
+
+    Args:
+        location: PIT − 1/2 for numbers, 1[y is the most probable class] − its probability for
+            classes: (N, D).
+        spread: |PIT − 1/2| − 1/4 for numbers, 1[y = k] − p_k of every class: (N, K).
+        log_score: (−log p(y) − H)/std, with entropy and standard deviation of −log p under the
+            predictive itself, (N, 1); None for censored targets.
+        pit: P(Y ≤ y), (N, D), with random numbers between P(Y < y) and P(Y ≤ y) for counts and
+            above P(Y ≤ time) for censored times; None for classes.
+        probabilities: of the classes, (N, K); None for numbers.
+        y: the class of each row, (N,); None for numbers.
+    """
+
+    location: Tensor
+    spread: Tensor
+    log_score: Tensor | None
+    pit: Tensor | None = None
+    probabilities: Tensor | None = None
+    y: Tensor | None = None
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.location)
+
+
+@torch.no_grad()
+def target_scores(
+    predictive: Predictive, y: Tensor, seed: rng.Seed = 0, *, has_log_score: bool = True
+) -> TargetScores:
+    """Compute the scores of targets.
+
+    Args:
+        predictive: predictions of N rows.
+        y: their targets, (N, *event).
+        seed: of the random numbers.
+        has_log_score: whether the log scores of numbers are computed, which takes the most time.
+
+    Raises:
+        ValueError: for targets that do not suit the likelihood, or several classes in a row.
+    """
+    likelihood = predictive.likelihood
+    y = y.to(predictive.outputs.device)
+    likelihood.validate(predictive.outputs.shape[1:], y)
+    if likelihood.support == "classes":
+        return _scores_of_classes(predictive, y)
+    return _scores_of_numbers(predictive, y, seed, has_log_score)
+
+
+def _scores_of_classes(predictive: Predictive, y: Tensor) -> TargetScores:
+    """Return the scores of classes, whose expectations are sums over the classes."""
+    labels, is_label = predictive.likelihood.labels(y)
+    labels = labels.reshape(len(labels), -1)
+    if labels.shape[1] != 1:
+        raise ValueError(
+            f"watch compares one class for each row, got {labels.shape[1]}: reshape rows of "
+            "several classes, such as tokens, to one row for each"
+        )
+    label = labels[:, 0].long().cpu()
+    p = predictive.probabilities.detach().double().cpu().reshape(len(label), -1)
+    if not bool(is_label.all()):
+        raise ValueError("some targets are ignored by the likelihood; leave these rows out")
+    confidence, mode = p.max(1)
+    surprise = -p.clamp_min(torch.finfo(p.dtype).tiny).log()
+    entropy = (p * surprise).sum(1)
+    variance = (p * (surprise - entropy[:, None]).square()).sum(1)
+    observed = surprise.gather(1, label[:, None])[:, 0]
+    one_hot = torch.nn.functional.one_hot(label, p.shape[1]).double()
+    return TargetScores(
+        ((mode == label).double() - confidence)[:, None],
+        one_hot - p,
+        _standardize(observed, entropy, variance),
+        probabilities=p,
+        y=label,
+    )
+
+
+def _scores_of_numbers(
+    predictive: Predictive, y: Tensor, seed: rng.Seed, has_log_score: bool
+) -> TargetScores:
+    """Return the scores of numbers, by the probability integral transform."""
+    values, is_known = predictive.likelihood.labels(y)
+    of_values = Predictive(*predictive.likelihood.for_targets(predictive.outputs, y))
+    upper = of_values.cdf(values).double()
+    lower = upper
+    if of_values.likelihood.support == "counts":
+        below = of_values.cdf((values - 1).clamp_min(0)).double()
+        lower = torch.where(values > 0, below, torch.zeros_like(below))
+    # An event after a censoring time: a random number above P(Y ≤ time).
+    lower = torch.where(is_known, lower, upper)
+    upper = torch.where(is_known, upper, torch.ones_like(upper))
+    fraction = rng.uniform(len(upper), upper.shape[1:], upper, rng.fold(seed, "pit"))
+    pit = (lower + fraction * (upper - lower)).clamp(0, 1).reshape(len(values), -1).cpu()
+    log_score = None
+    if has_log_score and bool(is_known.all()):
+        log_score = _log_scores_of_numbers(of_values, values, seed)
+    return TargetScores(pit - 0.5, (pit - 0.5).abs() - 0.25, log_score, pit=pit)
+
+
+def _log_scores_of_numbers(predictive: Predictive, y: Tensor, seed: rng.Seed) -> Tensor:
+    """Return standardized log scores; their expectations are estimated from draws of y.
+
+    Each draw of a row comes from a network of its own, so that errors of the estimates are
+    independent between rows.
+    """
+    outputs = predictive.outputs
+    rows = torch.arange(outputs.shape[1], device=outputs.device)
+    total = torch.zeros(len(rows), dtype=torch.float64, device=outputs.device)
+    squares = torch.zeros_like(total)
+    first = -predictive.log_prob(y.to(outputs.dtype)).double()
+    for k in range(ENTROPY_DRAWS):
+        draw_seed = rng.fold(seed, "entropy", k)
+        u = rng.uniform(len(rows), (), outputs, rng.fold(draw_seed, "network"))
+        index = (u * len(outputs)).long().clamp_max(len(outputs) - 1)
+        drawn_y = predictive.likelihood.sample(outputs[index, rows], seed=draw_seed)
+        # The observed score is a good shift: it avoids the cancellation of large numbers.
+        difference = -predictive.log_prob(drawn_y).double() - first
+        total += difference
+        squares += difference.square()
+    mean = total / ENTROPY_DRAWS
+    variance = (squares / ENTROPY_DRAWS - mean.square()) * ENTROPY_DRAWS / (ENTROPY_DRAWS - 1)
+    return _standardize(first, first + mean, variance.clamp_min(0))
+
+
+def _standardize(observed: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """Return (observed − mean)/std, (N, 1); 0 for a row that is certain and right."""
+    score = (observed - mean) / variance.sqrt().clamp_min(MIN_STD)
+    return score.clamp(-MAX_LOG_SCORE, MAX_LOG_SCORE)[:, None].cpu()
