@@ -400,3 +400,108 @@ def test_the_fit_gets_the_groups_of_its_rows(monkeypatch: pytest.MonkeyPatch) ->
 def test_groups_of_another_length_are_an_error() -> None:
     with pytest.raises(ValueError, match="groups must have one value for each of 150 rows"):
         BayesClassifier("map", **QUICKER).fit(X, KINDS, groups=[1, 2])
+
+
+def test_rows_of_conformalize_give_groups_weights_and_shifts(tmp_path):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(400, 1))
+    y = 50 + 7 * x[:, 0] + (1 + x[:, 0] ** 2) * generator.normal(size=400)
+    model = BayesRegressor("map", likelihood=NOISE, random_state=0, **QUICKER)
+    model.fit(x[:100], y[:100])
+    held_out, new = (x[100:300], y[100:300]), x[300:]
+    groups = (x[:, 0] > 0).astype(int)
+    model.conformalize(*held_out, groups=groups[100:300])
+    options = {"conformal": True, "score": "split"}
+    low, high = model.predict_interval(new, 0.8, groups=groups[300:], **options)
+    for group in (0, 1):
+        is_held_out = groups[100:300] == group
+        rows = (held_out[0][is_held_out], held_out[1][is_held_out])
+        alone = model.conformalize(*rows).predict_interval(new, 0.8, **options)
+        is_new = groups[300:] == group
+        assert_allclose(low[is_new], alone[0][is_new])
+        assert_allclose(high[is_new], alone[1][is_new])
+
+    plain = model.conformalize(*held_out).predict_interval(new, 0.8, **options)
+    model.conformalize(*held_out, weights=np.full(200, 2.0))
+    weighted = model.predict_interval(new, 0.8, weights=np.full(100, 2.0), **options)
+    assert_allclose(weighted, plain)
+    with pytest.raises(ValueError, match="those of new rows must be given|prediction was passed"):
+        model.predict_interval(new, 0.8, **options)
+    with pytest.raises(ValueError, match="weights must have one value for each of 100 rows"):
+        model.predict_interval(new, 0.8, weights=[1.0], **options)
+
+    shifted = 0.8 * new + 0.6
+    model.conformalize(*held_out, shift="covariate", unlabeled=shifted)
+    intervals = model.predict_interval(shifted, 0.8, **options)
+    width = np.median(intervals[1] - intervals[0])
+    assert width > np.median(plain[1] - plain[0])  # the noise is larger there
+    model.save(tmp_path / "m.bayou")
+    again = BayesRegressor.load(tmp_path / "m.bayou").predict_interval(shifted, 0.8, **options)
+    assert_array_equal(intervals, again)
+    with pytest.raises(ValueError, match="both shift= and unlabeled="):
+        model.conformalize(*held_out, shift="covariate")
+
+
+def test_sets_of_conformalize_follow_a_label_shift(tmp_path):
+    model = BayesClassifier("map", random_state=0, **QUICKER).fit(X[::2], NAMES[::2])
+    held_out, names = X[1::2], NAMES[1::2]
+    model.conformalize(held_out, names, groups=names)
+    mask = model.predict_set(held_out, 0.8, groups=names)
+    assert mask[np.arange(75), KINDS[1::2]].mean() >= 0.8
+    is_new = KINDS[1::2] != 0
+    model.conformalize(held_out, names, shift="label", unlabeled=held_out[is_new])
+    mask = model.predict_set(held_out, 0.8)
+    model.save(tmp_path / "m.bayou")
+    assert_array_equal(BayesClassifier.load(tmp_path / "m.bayou").predict_set(held_out, 0.8), mask)
+    with pytest.raises(ValueError, match="y has the label 'tree', which is none of"):
+        model.conformalize(held_out, np.full(75, "tree"))
+
+
+@pytest.mark.filterwarnings("ignore::bayou.operations.ood.InexactRanksWarning")
+@pytest.mark.parametrize("conformal", [None, 0.4])
+def test_unusual_inputs_have_small_p_values(conformal, tmp_path):
+    settings = QUICKER | {"random_state": 0, "ood": True, "conformal": conformal}
+    classifier = BayesClassifier("map", **settings).fit(X, NAMES)
+    y = 50 + 7 * X[:, 0] + np.random.default_rng(0).normal(size=len(X))
+    regressor = BayesRegressor("map", likelihood=NOISE, **settings).fit(X, y)
+    for model in (classifier, regressor):
+        assert model.detector_.is_exact == (conformal is not None)
+        p_values = model.ood_p_value(X)
+        assert p_values.shape == (150,)
+        assert float(model.ood_p_value(X + 10).max()) < 0.1 < float(np.median(p_values))
+        model.save(tmp_path / "m.bayou")
+        assert_array_equal(type(model).load(tmp_path / "m.bayou").ood_p_value(X), p_values)
+    with pytest.raises(ValueError, match="has no detector .*: fit with ood=True"):
+        classifier.set_params(ood=False).fit(X, NAMES).ood_p_value(X)
+
+
+def test_decisions_and_thresholds_of_estimators():
+    """They are those of the predictive, in the units of y and the order of the classes."""
+    generator = np.random.default_rng(0)
+    X = generator.normal(size=(60, 2))
+    numbers = 100.0 + 20.0 * X[:, 0]
+    regressor = BayesRegressor("map", likelihood=NOISE, random_state=0, **QUICKER).fit(X, numbers)
+    predictive = regressor.predictive(X)
+    newsvendor = bayou.likelihoods.Newsvendor(9.0, 1.0)
+    assert torch.equal(regressor.decide(X, newsvendor).action, predictive.quantile(0.9))
+    chosen = regressor.decide(X, lambda a, y: -(a - y).abs(), [80.0, 100.0, 120.0]).action
+    assert set(chosen.tolist()) <= {80.0, 100.0, 120.0}
+    above = regressor.exceeds(X, 100.0)
+    assert above.shape == (60,)
+    np.testing.assert_allclose(above, predictive.exceeds(100.0).numpy())
+
+    names = np.array(["low", "mid", "high"])
+    labels = names[np.digitize(X[:, 0], [-0.5, 0.5])]
+    utilities = np.array([[1.0, 0.0, -4.0], [0.3, 0.3, 0.3]])
+    for settings in ({}, {"likelihood": "ordinal", "order": names.tolist()}):
+        classifier = BayesClassifier("map", random_state=0, **QUICKER, **settings).fit(X, labels)
+        p = classifier.predict_proba(X)
+        decision = classifier.decide(X, utilities, names=["act", "wait"])
+        np.testing.assert_array_equal(decision.action.numpy(), (p @ utilities.T).argmax(1))
+        assert set(decision.labels) <= {"act", "wait"}
+    column = classifier.classes_.tolist().index("high")
+    np.testing.assert_allclose(classifier.exceeds(X, "mid"), p[:, column], rtol=1e-6, atol=1e-9)
+    with pytest.raises(ValueError, match="threshold must be one of"):
+        classifier.exceeds(X, "middle")
+    with pytest.raises(ValueError, match=r"utilities must be \(actions, 3\)"):
+        classifier.decide(X, np.eye(2))

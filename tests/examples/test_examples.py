@@ -37,11 +37,17 @@ CLAIMS = {
     ),
     "pretrained": lambda s: _posteriors_improve_the_network(s["found"], s["y"]),
     "calibrate": lambda s: s["found"].after < s["found"].before,
+    "decide": lambda s: (
+        s["asking"].expected_utility.mean()
+        > s["plain"].expected_utility.mean()
+        > -s["always"].min()
+    ),
     "conformal": lambda s: abs(s["coverage"]["conformal"] - 0.9) < 5 * (0.09 / 400) ** 0.5,
     "conformal_sets": lambda s: len(s["sets"]) == 4,
     "acquire": lambda s: (
         s["curves"]["random"][0] == s["curves"]["batchbald"][0]
     ),  # the same 20 labels
+    "watch": lambda s: s["report"].verdict == s["stream"].verdict == "the relation has changed",
     "continual": lambda s: s["curves"]["VCL"][-1][0] > s["curves"]["fine-tuning"][-1][0],
     "codec": lambda s: len(s["stream"]) < 1.001 * s["ideal"] + 40,
     "compress": lambda s: all(units[1] < 100 for units, _ in s["found"].values()),
@@ -221,7 +227,8 @@ def test_a_result_is_stale_when_the_code_changes_not_the_text(tmp_path):
     assert ":alt: A line that goes up" in page
     assert "{py:obj}`bayou.Laplace`" in page
     notebook = json.loads(make_gallery.notebook(example))
-    assert [cell["cell_type"] for cell in notebook["cells"]] == ["markdown", "code"]
+    assert [cell["cell_type"] for cell in notebook["cells"]] == ["markdown", "code", "code"]
+    assert notebook["cells"][1]["source"] == [make_gallery.INSTALL]
     path.write_text(SCRIPT.replace("A text.", "Another text."))
     assert not make_gallery.Example(path, tmp_path).is_stale()
     path.write_text(SCRIPT.replace("1 + 2", "1 + 3"))

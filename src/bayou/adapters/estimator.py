@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, make_dataclass
-from typing import Any, Self, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from bayou.adapters.frames import FrameEncoder
+from bayou.adapters.prediction_frames import prediction_frame
+from bayou.adapters.watching import sample_rows, watch_rows
 from bayou.app.runs import layers, nets
 from bayou.app.runs.config import Config
 from bayou.app.runs.interrupt import raise_if_interrupted
@@ -26,13 +28,15 @@ from bayou.core.specs import from_json, to_json
 from bayou.data.dates import Date
 from bayou.data.encoders import Category, Number
 from bayou.data.reading import RawTable, is_frame, read_frame
+from bayou.diagnostics import ShiftReport
 from bayou.guides.guide import GuideSpec
 from bayou.inference.method import Method
 from bayou.likelihoods import Likelihood
-from bayou.likelihoods.predictive import Predictive, check_level
+from bayou.likelihoods.predictive import Predictive
 from bayou.network.target import PriorRules
 from bayou.networks import TableLayout
-from bayou.operations import Conformal, conformal
+from bayou.operations import Calibration, calibrate
+from bayou.operations.ood import Detector, fit as fit_detector
 from bayou.posteriors import FileError, Posterior
 from bayou.posteriors.posterior import restore_posterior
 from bayou.posteriors.state import SavedState
@@ -53,11 +57,25 @@ with extra("lab", "A scikit-learn estimator"):
     from sklearn.utils import check_random_state
     from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
+    from bayou.adapters.guarantees import HELD_OUT_ARRAYS, HELD_OUT_VALUES, ConformalRows
+
+if TYPE_CHECKING:
+    import pandas as pd
+
 MAX_BATCH_ROWS = 8192  # predicted at a time
-HELD_OUT_ARRAYS = ("held_x_", "held_y_")
 ARRAYS = ("x_mean_", "x_scale_", "y_mean_", "y_scale_", *HELD_OUT_ARRAYS)  # of a file
 # Of a file:
-NUMBERS = ("seed_", "outputs_", "n_features_in_", "flat_", "large_", "net_", "ranks_", "notes_")
+NUMBERS = (
+    "seed_",
+    "outputs_",
+    "n_features_in_",
+    "flat_",
+    "large_",
+    "net_",
+    "ranks_",
+    "notes_",
+    *HELD_OUT_VALUES,
+)
 PARAMETER_SPECS = {"likelihood": (Likelihood,), "prior": (Prior,)}  # the specs in a file
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -98,7 +116,7 @@ class FittedRows:
 
 
 @dataclass(eq=False, repr=False)
-class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
+class BayesEstimator(ConformalRows, BaseEstimator, Training):  # type: ignore[misc]
     """The base class of classifier and regressor.
 
     Fitted, it has ``posterior_``, ``n_features_in_``, ``feature_names_in_`` and ``seed_``, the seed
@@ -129,7 +147,10 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
         dtype: "float64", or "float32", which is faster.
         verbose: as ``progress`` of ``bayou.fit``.
         conformal: the fraction of rows held out of the fit for conformal intervals or sets
-            (``bayou.conformal``); None: none.
+            (``bayou.conformal``); None: none, or those of ``conformalize``.
+        ood: whether to fit a detector of unusual inputs for ``ood_p_value``. Its p-values are
+            exact if rows are held out by ``conformal``; else too small, since the posterior has
+            seen the rows that they are ranked among (``bayou.ood.fit``).
 
     For a method by name also, with None for the default of ``bayou train``; a Method has its own
     settings:
@@ -149,6 +170,7 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
     dtype: str = "float64"
     verbose: Show = False
     conformal: float | None = None
+    ood: bool = False
 
     posterior_: Posterior = field(init=False)
     x_mean_: np.ndarray = field(init=False)
@@ -161,8 +183,8 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
     notes_: list[str] = field(init=False)
     outputs_: int = field(init=False)
     n_features_in_: int = field(init=False)
-    held_x_: np.ndarray = field(init=False)
-    held_y_: np.ndarray = field(init=False)
+    detector_: Detector | None = field(init=False, default=None)
+    train_x_: np.ndarray = field(init=False)
 
     def _read_training(
         self, X: ArrayLike, y: object, **checks: Any
@@ -184,7 +206,7 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
         self.n_features_in_ = len(columns)
         names = list(X.columns)  # type: ignore[union-attr]
         if all(isinstance(name, str) for name in names):
-            self.feature_names_in_ = np.array(names, dtype=object)
+            self.feature_names_in_: NDArray[Any] = np.array(names, dtype=object)
         return table, targets
 
     def _encode_training(self, X: np.ndarray | RawTable, index: np.ndarray) -> np.ndarray:
@@ -225,8 +247,7 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
         self.seed_ = self._draw_seed()
         count = len(y)
         blocks = Blocks.of(count, groups, times)
-        for name in HELD_OUT_ARRAYS:
-            self.__dict__.pop(name, None)
+        self._forget_held_out()
         fraction = plain(self.conformal)
         if fraction is None:
             return FittedRows(self._encode_training(X, np.arange(count)), y, groups, times)
@@ -252,22 +273,30 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
             return random_state
         return int(check_random_state(random_state).randint(2**31 - 1))
 
-    def _conformal(self, level: float, score: str) -> Conformal:
-        """Compute the conformal guarantee by the held-out rows, for standardized y."""
-        check_is_fitted(self, "posterior_")
-        check_level(level)
-        if not hasattr(self, "held_x_"):
-            raise ValueError(
-                "no rows were held out for a guarantee: fit with conformal=0.2, for example"
-            )
-        rows = (self._inputs(self.held_x_), self._targets(self.held_y_))
-        return conformal(
-            self.posterior_,
-            rows,
-            level,
-            samples=plain(self.samples),
+    def calibrate(self, X: ArrayLike, y: ArrayLike, *, map: str = "auto") -> Calibration:
+        """Calibrate the predictions by rows that the fit has not seen; see ``bayou.calibrate``.
+
+        The map belongs to ``posterior_`` and to the file of the estimator, and replaces an earlier
+        one.
+
+        Args:
+            X: inputs (N, features).
+            y: their targets, as of ``fit``.
+            map: the name of the map; "auto", the default, chooses by cross-validation.
+
+        Returns:
+            The map, and the NLL of these rows before and after, of standardized targets.
+
+        Raises:
+            ValueError: for labels that the fit has not seen, or too few rows for the map.
+        """
+        posterior = self._fitted_posterior()
+        return calibrate(
+            posterior,
+            self._new_rows(X, y),
+            map=map,
+            samples=posterior.draws_to_average(plain(self.samples)),
             seed=self.seed_,
-            score=score,  # type: ignore[arg-type]
         )
 
     def _targets(self, y: np.ndarray) -> Tensor:
@@ -283,6 +312,7 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
             has_default_likelihood = getattr(self, "likelihood", None) is None
             X = replace_in_array(X, y, refuses_targets=has_default_likelihood)
         is_scaled = self.standardize and self.table_ is None  # else the encoders have scaled them
+        self.train_x_ = sample_rows(X, self.seed_)
         self.x_mean_, self.x_scale_ = moments(X, is_scaled)
         if is_scaled and len(X) > 1:
             # New values of a column that is constant here are ignored: nothing is known of them.
@@ -307,7 +337,38 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
             progress=self.verbose,
         )
         raise_if_interrupted(self.posterior_)  # a search over settings must stop at Ctrl-C, too
+        self.detector_ = self._fit_detector(tensors) if self.ood else None
         return self
+
+    def _fit_detector(self, rows: tuple[Tensor, Tensor]) -> Detector:
+        """Fit a detector of unusual inputs to the training rows, and rank it by held-out rows."""
+        held_out = None
+        if hasattr(self, "held_x_"):
+            held_out = (self._inputs(self.held_x_), self._targets(self.held_y_))
+        return fit_detector(
+            self.posterior_, rows, held_out=held_out, samples=plain(self.samples), seed=self.seed_
+        )
+
+    def ood_p_value(self, X: ArrayLike) -> np.ndarray:
+        """Return how usual the inputs are: small p-values are unusual.
+
+        Of rows like the training rows a fraction u has a p-value of u at most
+        (``bayou.ood.fit``). This needs ``ood=True``.
+
+        Args:
+            X: inputs (N, features).
+
+        Returns:
+            The p-value of the combined scores, (N,).
+
+        Raises:
+            ValueError: without a detector.
+        """
+        x = self._inputs(self._encode(X))
+        if self.detector_ is None:
+            raise ValueError("this estimator has no detector of unusual inputs: fit with ood=True")
+        p_values: np.ndarray = self.detector_.score(x).p_value.cpu().numpy()
+        return p_values
 
     def _choose_net(self, x: Tensor, y: Tensor, likelihood: Likelihood | str) -> None:
         """Set the name of the network and the layout of its columns, where these are not given."""
@@ -429,6 +490,55 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
             p = self.posterior_.predict(batch, samples=samples, seed=self.seed_)
             yield self._in_units(p)
 
+    def update(self, X: ArrayLike, y: ArrayLike, *, forget: float | None = None) -> Self:
+        """Add rows to the fitted posterior, in milliseconds and without the rows of the fit.
+
+        Columns are encoded and scaled as those of the fit, y has its units. See
+        ``Posterior.update`` for the methods that can do this and how exact they are; ``method``
+        "laplace-last", "vbll" and "wide" are exact for numbers.
+
+        Args:
+            X: new rows (N, features), an array or a data frame.
+            y: their targets or labels.
+            forget: the weight that is left to all earlier rows, in (0, 1]; None (default) for 1.
+
+        Returns:
+            The estimator itself, with another ``posterior_``.
+
+        Raises:
+            ValueError: for a method that cannot be updated, and for rows that do not suit the fit.
+        """
+        self.posterior_ = self._fitted_posterior().update(self._new_rows(X, y), forget=forget)
+        return self
+
+    def downdate(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Remove rows from the fitted posterior exactly; see ``Posterior.downdate``.
+
+        Args:
+            X: rows of the fit or of an update, (N, features).
+            y: their targets or labels.
+
+        Returns:
+            The estimator itself, with another ``posterior_``.
+
+        Raises:
+            ValueError: where that is not exact, or the rows were not in the posterior.
+        """
+        self.posterior_ = self._fitted_posterior().downdate(self._new_rows(X, y))
+        return self
+
+    def _fitted_posterior(self) -> Posterior:
+        """Return the fitted posterior; an error if there is none."""
+        check_is_fitted(self, "posterior_")
+        return self.posterior_
+
+    def _new_rows(self, X: ArrayLike, y: ArrayLike) -> tuple[Tensor, Tensor]:
+        """Return further rows as the network takes them."""
+        inputs = self._inputs(self._encode(X))
+        targets = self._encode_targets(y)
+        check_consistent_length(inputs, targets)
+        return inputs, self._targets(targets)
+
     def _in_units(self, p: Predictive) -> Predictive:
         """Return a prediction in the units of y."""
         return p
@@ -444,6 +554,78 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
         """
         (p,) = self._predictives(X, rows=None)
         return p
+
+    def predict_frame(self, X: ArrayLike, level: float = 0.9) -> pd.DataFrame:
+        """Return predictions as a data frame of pandas, with the index of X.
+
+        All other methods return arrays in the order of the rows, as the estimators of scikit-learn
+        do; ``set_output`` is for transformers.
+
+        Args:
+            X: inputs (N, features), an array or a data frame.
+            level: the probability of the interval. Default: 0.9.
+
+        Returns:
+            For numbers the columns "mean", "std", "epistemic_std", "lower" and "upper", with D > 1
+            targets "mean[0]", "mean[1]", ...; the interval has no guarantee (``conformal`` has
+            one). For classes "class", "probability", its "epistemic_std", "lower" and "upper" over
+            the functions of the posterior, "entropy", "mutual_information" and "p[LABEL]" for each
+            class.
+
+        Raises:
+            ImportError: if pandas is not installed.
+
+        Example:
+            >>> frame.join(model.predict_frame(frame[inputs]))
+        """
+        return prediction_frame(
+            self._predictives(X),
+            level,
+            classes=self._labels_of_codes(),
+            index=getattr(X, "index", None),
+        )
+
+    def _labels_of_codes(self) -> Sequence[Any] | None:
+        """Return the labels in the order of the likelihood's classes; None for numbers."""
+        return None
+
+    def watch(
+        self,
+        X: ArrayLike,
+        y: ArrayLike | None = None,
+        *,
+        X_train: ArrayLike | None = None,
+        alpha: float = 0.01,
+    ) -> ShiftReport:
+        """Compare new rows with the training rows, and their targets with the predictions.
+
+        With ``conformal=0.2``, for example, targets are compared with the rows that were held out.
+        Without held-out rows the predictions alone decide on the relation.
+
+        Args:
+            X: inputs (N, features).
+            y: targets or labels (N,); None (the default) without any.
+            X_train: training rows, for an estimator that was loaded from a file, which has none.
+            alpha: the largest probability of a false alarm. Default: 0.01.
+
+        Returns:
+            The verdict "as expected", "inputs have shifted", "the relation has changed" or "cannot
+            tell", with its tests: see ``bayou.diagnostics.watch``.
+
+        Raises:
+            ValueError: for a loaded estimator without ``X_train``, or unknown labels.
+        """
+        check_is_fitted(self, "posterior_")
+        if X_train is not None:
+            train = sample_rows(self._encode(X_train), self.seed_)
+        elif hasattr(self, "train_x_"):
+            train = self.train_x_
+        else:
+            raise ValueError(
+                "an estimator from a file has no training rows: give them, watch(X, y, X_train=...)"
+            )
+        targets = None if y is None else self._encode_targets(y)
+        return watch_rows(self, X, targets, train, alpha)
 
     def save(self, path: StrPath) -> None:
         """Save the fitted estimator to one file: tensors and JSON, checksummed, no pickle.
@@ -472,6 +654,9 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
             "fitted": {name: getattr(self, name) for name in NUMBERS if hasattr(self, name)},
             "posterior": posterior,
         }
+        if self.detector_ is not None:
+            detector_tensors, config["detector"] = self.detector_.state()
+            tensors |= {f"detector.{name}": value for name, value in detector_tensors.items()}
         if self.layout_ is not None:
             config["layout"] = self.layout_.to_json()
         if self.table_ is not None:
@@ -525,6 +710,11 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
             posterior_tensors = under("posterior.", tensors)
             saved = SavedState(posterior_tensors, config["posterior"], path, options)
         estimator.posterior_ = restore_posterior(saved, estimator._network())
+        if "detector" in config:
+            with making("detector", path):
+                estimator.detector_ = Detector.restore(
+                    under("detector.", tensors), config["detector"], estimator.posterior_
+                )
         return estimator
 
 

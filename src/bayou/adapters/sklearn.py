@@ -24,13 +24,16 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin, RegressorMixin
-from sklearn.utils import Tags
+from sklearn.utils import Tags, check_array, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from bayou.adapters.frames import Labels
+from bayou.adapters.guarantees import batch_of, check_rows_of
 from bayou.app.runs.config import Config
-from bayou.likelihoods import Categorical, FiniteLikelihood, Gaussian, Likelihood, Ordinal
+from bayou.likelihoods import Categorical, Decision, FiniteLikelihood, Gaussian, Likelihood, Ordinal
+from bayou.likelihoods.decisions import Utility
 from bayou.likelihoods.named import AUTO, find_likelihood
 from bayou.likelihoods.predictive import Predictive, check_level
 
@@ -107,10 +110,29 @@ class BayesClassifier(ClassifierMixin, BayesEstimator):  # type: ignore[misc]
         outputs = 1 if self._is_ordered else len(self.classes_)
         return self._fit(rows, outputs, self._class_likelihood(rows.y))
 
+    def _encode_targets(self, y: ArrayLike) -> np.ndarray:
+        """Return the codes of labels, (N,), which must be among the classes of the fit."""
+        labels = Labels.of_series(y)
+        names = column_or_1d(y) if labels is None else labels.classes[labels.codes]
+        known = {name: code for code, name in enumerate(self.classes_.tolist())}
+        unknown = [name for name in names.tolist() if name not in known]
+        if unknown:
+            raise ValueError(
+                f"y has the label {unknown[0]!r}, which is none of the {len(known)} classes of the "
+                "fit; fit again with rows of it"
+            )
+        codes = np.array([known[name] for name in names.tolist()], dtype=np.int64)
+        return codes if self.ranks_ is None else np.asarray(self.ranks_)[codes]
+
     @property
     def order_(self) -> np.ndarray | None:
         """The classes from low to high; None if they have no order."""
         return None if self.ranks_ is None else self.classes_[np.argsort(self.ranks_)]
+
+    def _labels_of_codes(self) -> Sequence[Any]:
+        """Return the labels in the order of the likelihood's classes."""
+        labels = self.classes_ if self.order_ is None else self.order_
+        return list(labels)
 
     @property
     def _is_ordered(self) -> bool:
@@ -139,29 +161,46 @@ class BayesClassifier(ClassifierMixin, BayesEstimator):  # type: ignore[misc]
         return values if self.ranks_ is None else values[:, self.ranks_]
 
     def predict_set(
-        self, X: ArrayLike, level: float = 0.9, *, score: str = "lac", empty: bool = True
+        self,
+        X: ArrayLike,
+        level: float = 0.9,
+        *,
+        score: str = "lac",
+        empty: bool = True,
+        groups: ArrayLike | None = None,
+        weights: ArrayLike | None = None,
     ) -> np.ndarray:
         """Return sets of classes that contain y for a fraction ``level`` of all rows, guaranteed.
 
-        This needs held-out rows: ``BayesClassifier(conformal=0.2)``.
+        This needs held-out rows: ``BayesClassifier(conformal=0.2)`` or ``conformalize``.
 
         Args:
             X: inputs (N, features).
             level: the fraction.
             score: "lac" or "aps" (``bayou.conformal``).
             empty: whether sets may be empty.
+            groups: the group of each row (N,), if ``conformalize`` had groups.
+            weights: the weight of each row (N,), if ``conformalize`` had weights.
 
         Returns:
             A mask, bool (N, C).
         """
         guarantee = self._conformal(level, score)
+        x = self._inputs(self._encode(X))
+        check_rows_of(len(x), groups, weights)
         masks: list[tuple[Tensor]] = []
-        start = 0
-        for p in self._predictives(X):
-            masks.append((guarantee.set(p, empty=empty, start=start),))
-            start += len(masks[-1][0])
-        (mask,) = join_batches(masks)
-        return self._in_class_order(mask)
+        for start in range(0, len(x), MAX_BATCH_ROWS):
+            batch = x[start : start + MAX_BATCH_ROWS]
+            mask = guarantee.set(
+                batch,
+                batch_of(groups, start, len(batch)),
+                weights=batch_of(weights, start, len(batch)),
+                empty=empty,
+                start=start,
+            )
+            masks.append((mask,))
+        (all_masks,) = join_batches(masks)
+        return self._in_class_order(all_masks)
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
         """Return class probabilities in the order of ``classes_``: (N, C).
@@ -182,6 +221,60 @@ class BayesClassifier(ClassifierMixin, BayesEstimator):  # type: ignore[misc]
         """
         best_class = self.predict_proba(X).argmax(1)
         return self.classes_[best_class]
+
+    def decide(
+        self,
+        X: ArrayLike,
+        utilities: ArrayLike,
+        *,
+        abstain: float | None = None,
+        names: Sequence[str] | None = None,
+    ) -> Decision:
+        """Choose the action with the highest expected utility for every row.
+
+        Args:
+            X: inputs (N, features).
+            utilities: of every action for every class, in the order of ``classes_``, (A, C); costs
+                are negative utilities.
+            abstain: the cost of leaving a row to somebody else; None (the default) if that is no
+                option.
+            names: the names of the actions.
+
+        Returns:
+            The numbers of the actions, their expected utility, what information is worth, and which
+            rows abstain: see ``bayou.likelihoods.Decision``.
+        """
+        check_is_fitted(self, "posterior_")
+        matrix = np.asarray(utilities, dtype=np.float64)
+        if matrix.ndim != 2 or matrix.shape[1] != len(self.classes_):
+            raise ValueError(
+                f"utilities must be (actions, {len(self.classes_)}), with a column for each of "
+                f"classes_, got {matrix.shape}"
+            )
+        if self.ranks_ is not None:
+            matrix = matrix[:, np.argsort(self.ranks_)]
+        return self.predictive(X).decide(torch.from_numpy(matrix), abstain=abstain, names=names)
+
+    def exceeds(self, X: ArrayLike, threshold: Any) -> np.ndarray:
+        """Return the probability of the classes above one, for ordered classes: (N,).
+
+        Args:
+            X: inputs (N, features).
+            threshold: one of ``order_``.
+        """
+        check_is_fitted(self, "posterior_")
+        order = self.order_
+        if order is None:
+            raise ValueError(
+                "classes have no order, so none exceeds another; use predict_proba, or "
+                "likelihood='ordinal'"
+            )
+        matches = np.flatnonzero(order == threshold)
+        if len(matches) != 1:
+            raise ValueError(f"threshold must be one of {order.tolist()}, got {threshold!r}")
+        rank = float(matches[0])
+        (probability,) = join_batches((p.exceeds(rank),) for p in self._predictives(X))
+        return probability
 
     def predict_interval(self, X: ArrayLike, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
         """Return the central interval of each class probability over the draws.
@@ -296,6 +389,14 @@ class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
         self.y_mean_, self.y_scale_ = moments(rows.y, False)
         return self._fit(rows, outputs, name)
 
+    def _encode_targets(self, y: ArrayLike) -> np.ndarray:
+        """Return numbers (N, D), with as many columns as those of the fit."""
+        values: np.ndarray = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
+        if (values.ndim == 1) != self.flat_:
+            expected = "(N,)" if self.flat_ else "(N, D)"
+            raise ValueError(f"y has shape {values.shape}, and that of the fit was {expected}")
+        return values.reshape(len(values), -1)
+
     def _targets(self, y: np.ndarray) -> Tensor:
         """Return standardized targets."""
         return super()._targets((y - self.y_mean_) / self.y_scale_)
@@ -324,8 +425,53 @@ class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
         (mean,) = join_batches((p.mean,) for p in self._predictives(X))
         return mean
 
+    def exceeds(self, X: ArrayLike, threshold: float) -> np.ndarray:
+        """Return P(y > threshold) of every row: (N,) or (N, D).
+
+        Args:
+            X: inputs (N, features).
+            threshold: in the units of y.
+        """
+        (probability,) = join_batches((p.exceeds(threshold),) for p in self._predictives(X))
+        return probability
+
+    def decide(
+        self,
+        X: ArrayLike,
+        utilities: Utility,
+        actions: ArrayLike | None = None,
+        *,
+        abstain: float | None = None,
+        names: Sequence[str] | None = None,
+    ) -> Decision:
+        """Choose the action with the highest expected utility for every row.
+
+        Args:
+            X: inputs (N, features).
+            utilities: u(action, y) of tensors, in the units of y, such as
+                ``bayou.likelihoods.Newsvendor``.
+            actions: the actions to choose from, (A,); None (the default) for a utility with a
+                formula of the best action.
+            abstain: the cost of leaving a row to somebody else; None (the default) if that is no
+                option.
+            names: the names of the actions.
+
+        Returns:
+            The actions, their expected utility, what information is worth, and which rows abstain:
+            see ``bayou.likelihoods.Decision``.
+        """
+        grid = None if actions is None else torch.as_tensor(np.asarray(actions))
+        return self.predictive(X).decide(utilities, grid, abstain=abstain, names=names)
+
     def predict_interval(
-        self, X: ArrayLike, level: float = 0.9, *, conformal: bool = False, score: str = "cqr"
+        self,
+        X: ArrayLike,
+        level: float = 0.9,
+        *,
+        conformal: bool = False,
+        score: str = "cqr",
+        groups: ArrayLike | None = None,
+        weights: ArrayLike | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the central interval of y with probability ``level``.
 
@@ -333,8 +479,10 @@ class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
             X: inputs (N, features).
             level: the probability.
             conformal: whether to guarantee that it contains y for a fraction ``level`` of all rows,
-                by held-out rows (``BayesRegressor(conformal=0.2)``).
+                by held-out rows (``BayesRegressor(conformal=0.2)`` or ``conformalize``).
             score: of a guarantee, "cqr" or "split" (``bayou.conformal``).
+            groups: the group of each row (N,), if ``conformalize`` had groups.
+            weights: the weight of each row (N,), if ``conformalize`` had weights.
 
         Returns:
             Lower and upper end, (N,) or (N, D) each.
@@ -345,6 +493,14 @@ class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
             return low, high
         guarantee = self._conformal(level, score)
         x = self._inputs(self._encode(X))
-        ends = join_batches(guarantee.interval(batch) for batch in x.split(MAX_BATCH_ROWS))
+        check_rows_of(len(x), groups, weights)
+        ends = join_batches(
+            guarantee.interval(
+                x[start : start + MAX_BATCH_ROWS],
+                batch_of(groups, start, MAX_BATCH_ROWS),
+                weights=batch_of(weights, start, MAX_BATCH_ROWS),
+            )
+            for start in range(0, len(x), MAX_BATCH_ROWS)
+        )
         low, high = (end.astype(np.float64) * self.y_scale_ + self.y_mean_ for end in ends)
         return (low[:, 0], high[:, 0]) if self.flat_ else (low, high)
