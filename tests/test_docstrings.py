@@ -17,6 +17,7 @@ from bayou.select import Training
 ROOT = Path(bayou.__file__).parents[1]
 MODULES = (
     "bayou",
+    "bayou.calibration",
     "bayou.diagnostics",
     "bayou.flows",
     "bayou.guides",
@@ -27,6 +28,7 @@ MODULES = (
     "bayou.posteriors",
     "bayou.priors",
     "bayou.select",
+    "bayou.truth",
 )
 
 

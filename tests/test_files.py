@@ -25,6 +25,7 @@ time.sleep(60)
 posix = pytest.mark.skipif(files.fcntl is None, reason="locks of POSIX")
 
 
+@posix  # Windows opens no folders
 def test_a_file_is_flushed_before_it_is_renamed(tmp_path, monkeypatch):
     done = []
     sync, rename = os.fsync, os.replace
@@ -92,7 +93,7 @@ def test_every_file_of_the_library_is_written_in_one_way():
     found = [
         path for path in SOURCE.rglob("*.py") if writes.search(path.read_text(encoding="utf-8"))
     ]
-    assert {str(path.relative_to(SOURCE)) for path in found} == {"core/files.py"}
+    assert {path.relative_to(SOURCE).as_posix() for path in found} == {"core/files.py"}
 
 
 @posix
@@ -119,6 +120,78 @@ def test_a_lock_ends_with_its_process(tmp_path):
         other.kill()
     with files.lock_file(tmp_path / "lock") as free:
         assert free
+
+
+class Msvcrt:
+    """The locks of Windows, by those of POSIX: of ranges, held by processes."""
+
+    LK_LOCK = 1
+    LK_NBLCK = 2
+
+    def locking(self, handle, mode, count):
+        import fcntl
+
+        is_read_only = not fcntl.fcntl(handle, fcntl.F_GETFL) & (os.O_WRONLY | os.O_RDWR)
+        flags = fcntl.LOCK_SH if is_read_only else fcntl.LOCK_EX  # POSIX wants a writable file
+        flags |= fcntl.LOCK_NB if mode == self.LK_NBLCK else 0
+        start = os.lseek(handle, 0, os.SEEK_CUR)
+        assert start == files.WINDOWS_LOCK_BYTE
+        fcntl.lockf(handle, flags, count, start)
+
+
+HOLD_RANGE = """
+import fcntl, sys, time
+stream = open(sys.argv[1], "ab")
+fcntl.lockf(stream, fcntl.LOCK_EX, 1, int(sys.argv[2]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@posix  # imitates Windows
+def test_windows_locks_a_byte_behind_the_content(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "fcntl", None)
+    monkeypatch.setattr(files, "msvcrt", Msvcrt())
+    path = tmp_path / "lock"
+    command = [sys.executable, "-c", HOLD_RANGE, str(path), str(files.WINDOWS_LOCK_BYTE)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with files.lock_file(path) as free:
+            assert not free
+        other.kill()
+    with files.lock_file(path) as free:
+        assert free
+    files.write_text(tmp_path / "a", "whole")
+    assert (tmp_path / "a").read_bytes() == b"whole"
+    leftover = tmp_path / f".a.{'0' * 16}.part"
+    leftover.write_text("half")
+    files.write_text(tmp_path / "a", "new")
+    assert sorted(os.listdir(tmp_path)) == ["a", "lock"]
+
+
+@posix
+def test_windows_replaces_a_file_as_soon_as_its_reader_has_closed_it(tmp_path, monkeypatch):
+    refusals = [PermissionError(13, "in use")] * 3
+    rename = os.replace
+
+    def replace(old, new):
+        if refusals:
+            raise refusals.pop()
+        rename(old, new)
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(files.FileError, match="in use"):  # on POSIX it is an error at once
+        files.write_text(tmp_path / "a", "text")
+    monkeypatch.setattr(files, "fcntl", None)
+    monkeypatch.setattr(files, "msvcrt", Msvcrt())
+    monkeypatch.setattr(files, "WINDOWS_PAUSE", 0.0)
+    files.write_text(tmp_path / "a", "text")
+    assert not refusals
+    assert (tmp_path / "a").read_text() == "text"
+    refusals += [PermissionError(13, "in use")] * files.WINDOWS_ATTEMPTS
+    with pytest.raises(files.FileError, match="in use"):
+        files.write_text(tmp_path / "a", "text")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes with a name")

@@ -82,6 +82,23 @@ METHODS = {
     ),
     "NUTS": lambda: bayou.NUTS(**CHAINS, max_depth=2, batch_size=16, chains=2),
 }
+# Methods whose posterior further rows can change; all others refuse.
+UPDATED = {
+    "VI",
+    "TFB",
+    "VBLL",
+    "VBLL, low rank",
+    "VBLL, diagonal",
+    "SWAG",
+    "IVON",
+    "IVON, local",
+    "Ensemble of VI",
+    "Laplace, full",
+    "Laplace, prior by unit",
+    "Laplace, diagonal",
+    "Laplace, kronecker",
+    "Laplace, last layer",
+}
 # Methods that need something of a network name it here; the others get a plain one.
 NEEDS = {
     "SWAG, batch norm": lambda: nn.BatchNorm1d(12),
@@ -278,6 +295,34 @@ def test_fit_predict_save_load(name, tmp_path):
     loaded.save(tmp_path / "again.bayou")
     with pytest.raises(bayou.posteriors.FileError, match="another network"):
         bayou.load(tmp_path / "p.bayou", nn.Linear(2, 2))
+
+
+@every
+def test_new_rows_update_the_posterior_or_it_says_what_to_use_instead(name, tmp_path):
+    """Of the same class, of more rows, saved and loaded; the posterior before stays as it was."""
+    posterior = once(name)
+    rows = make_data(6)
+    before = posterior.sample(2, seed=3)
+    if name not in UPDATED:
+        with pytest.raises(ValueError, match="cannot be updated: .*; use .*fit again"):
+            posterior.update(rows)
+        with pytest.raises(ValueError, match="cannot be reduced by rows: .*fit again"):
+            posterior.downdate(rows)
+        return
+    updated = posterior.update(rows)
+    assert type(updated) is type(posterior)
+    assert updated.target.n == posterior.target.n + 6
+    assert (updated.updates.calls, updated.updates.added) == (1, 6)
+    same(posterior.sample(2, seed=3), before)
+    assert not posterior.updates.calls
+    p = updated.predict(rows[0], samples=4, seed=1)
+    assert bool(p.outputs.isfinite().all())
+    updated.save(tmp_path / "p.bayou")
+    loaded = bayou.load(tmp_path / "p.bayou", make_net(name))
+    assert torch.equal(loaded.predict(rows[0], samples=4, seed=1).outputs, p.outputs)
+    assert loaded.updates == updated.updates
+    with pytest.raises(ValueError, match=r"exactly.*fit again"):
+        updated.downdate(rows)  # classes
 
 
 @every

@@ -109,6 +109,7 @@ def run(name, **changes):
         "loader": (classes | {"data": loader(named)}, mode),
         "vi": (curve, bayou.VI(bayou.MeanField(local=False), samples=2, **SHORT)),
         "ivon": (curve, bayou.IVON(**SHORT)),
+        "natural": (curve, bayou.IVON(bayou.MNF(local=False), samples=2, **SHORT)),
         "sgld": (curve, bayou.SGLD(steps=12, lr=1e-4, draws=3, batch_size=9, chains=2)),
         "sghmc": (curve, bayou.SGHMC(steps=12, draws=3, batch_size=9, chains=2)),
         "swag": (classes, bayou.SWAG(start=mode, steps=12, batch_size=9)),
@@ -129,7 +130,7 @@ def run(name, **changes):
 
 
 NOISE = bayou.Gaussian(0.3)
-EXACT = ["map", "mle", "loader", "vi", "ivon", "sgld"]
+EXACT = ["map", "mle", "loader", "vi", "ivon", "natural", "sgld"]
 SLOW_EXACT = ["sghmc", "swag", "ensemble", "vmap", "laplace", "hmc"]
 # With noise of rows, or statistics of a batch: equal in all processes.
 RANDOM = ["dropout", "batch norm", "local"]

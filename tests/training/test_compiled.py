@@ -59,6 +59,19 @@ def traced(monkeypatch):
     torch.compiler.reset()
 
 
+def test_natural_gradients_of_gains_can_be_compiled(traced):
+    """Every step is one graph; the numbers are those of an eager run."""
+    method = bayou.IVON(bayou.MNF(), steps=4, warmup=0.5, log_every=1)
+    net = curve_net(1)
+    eager, compiled = (
+        fit_curve(replace(method, compile=compile), net, seed=1).history
+        for compile in (False, True)
+    )
+    assert traced() > 0
+    for one, two in zip(eager, compiled, strict=True):
+        assert two["elbo"] == pytest.approx(one["elbo"], rel=1e-5)
+
+
 @pytest.mark.parametrize(
     "method", [bayou.MAP(), bayou.VI(bayou.MeanField())], ids=["MAP", "MeanField"]
 )
@@ -145,6 +158,7 @@ def test_runs_on_a_cuda_device_resume_and_name_nans(name, tmp_path, monkeypatch)
         bayou.VI(steps=30, lr=0.01, warmup=0.5, clip=1.0),
         bayou.VI(bayou.Inducing(20), steps=30, lr=0.01),
         bayou.IVON(steps=30, warmup=0.5),
+        bayou.IVON(bayou.MNF(), steps=30, warmup=0.5),
     ],
 )
 def test_a_replayed_step_equals_the_eager_step(method):

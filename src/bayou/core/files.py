@@ -8,6 +8,7 @@ bytes are the SHA-256 of all others: a file that was changed is refused.
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import hashlib
 import io
@@ -16,9 +17,10 @@ import os
 import secrets
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import torch
 from safetensors.torch import load as load_tensors, save as save_tensors
@@ -26,14 +28,20 @@ from torch import Tensor, nn
 
 try:
     import fcntl
-except ImportError:  # Windows, where an opened file cannot be removed anyway
+except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
+msvcrt: Any = import_module("msvcrt") if os.name == "nt" else None
 
+Result = TypeVar("Result")
 StrPath = str | os.PathLike[str]
 FORMAT = 1
 SEAL = 64  # hex digits at the end of a file
 LEFTOVER_SECONDS = 60.0  # the age from which an empty temporary file is one of a killed process
 SUFFIX_BYTES = 8  # random bytes in the name of a temporary file
+# Windows refuses to replace or to open a file while another process opens or replaces it.
+WINDOWS_ATTEMPTS = 40
+WINDOWS_PAUSE = 0.05  # seconds between two attempts
+WINDOWS_LOCK_BYTE = 2**30  # far behind the content, since no other process can read a locked byte
 # The dtypes of tensors in files.
 DTYPES = frozenset(
     {
@@ -119,7 +127,7 @@ def writing(
             if fcntl is not None:  # an opened file cannot be renamed on Windows
                 os.replace(temporary, target)
         if fcntl is None:
-            os.replace(temporary, target)
+            _repeat_on_windows(lambda: os.replace(temporary, target))
         _flush_folder(target.parent)
     except BaseException as error:
         with contextlib.suppress(OSError):  # another process may have put something there
@@ -132,6 +140,20 @@ def writing(
                 f"cannot write {path}: {reason}; what was there is untouched, choose another place"
             ) from error
         raise
+
+
+def _repeat_on_windows(action: Callable[[], Result]) -> Result:
+    """Return what an action returns; on Windows try again while another process has the file open.
+
+    Raises:
+        PermissionError: if the last of ``WINDOWS_ATTEMPTS`` was refused, too.
+    """
+    for _ in range(WINDOWS_ATTEMPTS - 1 if msvcrt is not None else 0):
+        try:
+            return action()
+        except PermissionError:
+            time.sleep(WINDOWS_PAUSE)
+    return action()
 
 
 def _write_target(path: StrPath, folders: bool, through_links: bool) -> Path:
@@ -198,10 +220,15 @@ def remove_leftovers(path: Path) -> None:
     digits = "[0-9a-f]" * (2 * SUFFIX_BYTES)
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.{digits}.part"):
         # An OSError means that it is not ours, gone already, or in use.
-        with contextlib.suppress(OSError), open(leftover, "rb") as stream:
-            _lock(stream, wait=False)
-            status = os.fstat(stream.fileno())
-            if status.st_size or status.st_mtime < time.time() - LEFTOVER_SECONDS:
+        with contextlib.suppress(OSError):
+            with open(leftover, "rb") as stream:
+                _lock(stream, wait=False)
+                status = os.fstat(stream.fileno())
+                is_old = status.st_mtime < time.time() - LEFTOVER_SECONDS
+                is_abandoned = bool(status.st_size) or is_old
+                if is_abandoned and fcntl is not None:
+                    leftover.unlink()
+            if is_abandoned and fcntl is None:  # an opened file cannot be removed on Windows
                 leftover.unlink()
 
 
@@ -213,8 +240,7 @@ def lock_file(path: Path) -> Iterator[bool]:
         path: the file, which is created with its folders.
 
     Yields:
-        Whether this process has the lock; True without a lock on Windows and on file systems
-        without locks.
+        Whether this process has the lock; True without a lock on file systems without locks.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -243,6 +269,26 @@ def _lock(stream: IO[bytes], wait: bool) -> None:
     """
     if fcntl is not None:
         fcntl.flock(stream.fileno(), fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    elif msvcrt is not None:
+        _lock_on_windows(stream.fileno(), wait)
+
+
+def _lock_on_windows(handle: int, wait: bool) -> None:
+    """Lock one byte of a file, and keep the position at which it is written.
+
+    Raises:
+        BlockingIOError: if another process has the lock; after ten seconds if this one waits.
+    """
+    position = os.lseek(handle, 0, os.SEEK_CUR)
+    os.lseek(handle, WINDOWS_LOCK_BYTE, os.SEEK_SET)
+    try:
+        msvcrt.locking(handle, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EDEADLK):
+            raise BlockingIOError(error.errno, "another process has the lock") from error
+        raise
+    finally:
+        os.lseek(handle, position, os.SEEK_SET)
 
 
 def read_bytes(path: StrPath) -> bytes:
@@ -259,7 +305,7 @@ def read_bytes(path: StrPath) -> bytes:
         if path.exists() and not path.is_file():
             description = "a folder" if path.is_dir() else "a pipe or device"
             raise FileError(f"cannot read {path}: it is {description}, no file")
-        return path.read_bytes()
+        return _repeat_on_windows(path.read_bytes)
     except FileNotFoundError:
         raise FileError(f"there is no file {path}") from None
     except (OSError, MemoryError) as error:

@@ -133,12 +133,12 @@ class Progress:
         if self._sink is None and show not in (True, False, "plain"):
             raise ValueError(f"progress must be True, False, 'plain' or a function, got {show!r}")
         self._stage = _STAGE.get()
-        self.title = title
+        self.title: str = title
         self._begin = 0.0
         if self._stage:
             self.title = f"{self._stage.prefix}{title}"
             self._begin = self._stage.at
-        self.total = total
+        self.total: int = total
         is_terminal = sys.stderr is not None and sys.stderr.isatty()  # pythonw has no stderr
         self._bar: Any = None
         if show is True and is_terminal and find_spec("rich") is not None:

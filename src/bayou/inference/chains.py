@@ -124,6 +124,8 @@ class ChainRun:
         progress: whether and how progress is shown.
     """
 
+    sampling: Sampling
+
     def __init__(
         self,
         method: RunSettings,
@@ -135,20 +137,20 @@ class ChainRun:
         file: Checkpoint | None,
         progress: Show,
     ) -> None:
-        self.name = type(method).__name__
+        self.name: str = type(method).__name__
         self.method = method
-        self.seed = part_seed(seed, "run")
+        self.seed: int = part_seed(seed, "run")
         with rng.isolated(self.seed, device):
             self.sampling, largest = largest_product(make_sampling)
-        self.work = largest * self.sampling.width
+        self.work: int = largest * self.sampling.width
         self.device = device
-        self.joint = self.sampling.joint
+        self.joint: Joint = self.sampling.joint
         self.steps = steps
-        self.kept_steps = sorted(kept_steps)
+        self.kept_steps: list[int] = sorted(kept_steps)
         self.file = file
         self.show = progress
-        self.chains = self.sampling.chains
-        self.step = 0
+        self.chains: range = self.sampling.chains
+        self.step: int = 0
         self.draws: list[Tensor] = []
         self.history: list[dict[str, float]] = []
 

@@ -172,11 +172,11 @@ class Tally:
 
     def __init__(self, likelihood: BoundLikelihood) -> None:
         self.likelihood = likelihood
-        self.is_gaussian = likelihood.gaussian_noise is not None
-        self.rows = 0
-        self.count = 0
-        self.log_likelihood = 0.0
-        self.residual = 0.0
+        self.is_gaussian: bool = likelihood.gaussian_noise is not None
+        self.rows: int = 0
+        self.count: int = 0
+        self.log_likelihood: float = 0.0
+        self.residual: float = 0.0
 
     @torch.no_grad()
     def add(self, outputs: Tensor, y: Tensor) -> None:

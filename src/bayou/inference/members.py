@@ -19,6 +19,7 @@ from bayou.inference.initial_weights import check_fresh, reset
 from bayou.inference.method import Method
 from bayou.inference.network_problem import NetworkProblem
 from bayou.inference.point import PointMethod
+from bayou.likelihoods.base import BoundLikelihood
 from bayou.network import Network, shared_copy
 from bayou.network.target import Target
 from bayou.posteriors.empirical import Empirical
@@ -155,7 +156,7 @@ class StackedRows(Data):
         self.seeds = seeds
         self.steps = steps
         self.check = check
-        self.n = rows.n
+        self.n: int = rows.n
 
     @property
     def batches(self) -> int:
@@ -193,19 +194,23 @@ class StackedModel(NetworkProblem):
 
     def __init__(self, method: PointMethod, targets: list[Target]) -> None:
         super().__init__(targets[0])
-        self.penalized = method._penalized
-        self.clip = method.clip
-        self.title = f"{len(targets)} × {type(method).__name__}"
-        self.network = Network(targets[0].net)
-        self.skeleton = self.network.net
-        self.likelihood = copy.deepcopy(targets[0].likelihood)
+        self.penalized: bool = method._penalized
+        self.clip: float | None = method.clip
+        self.title: str = f"{len(targets)} × {type(method).__name__}"
+        self.network: Network = Network(targets[0].net)
+        self.skeleton: nn.Module = self.network.net
+        self.likelihood: BoundLikelihood = copy.deepcopy(targets[0].likelihood)
         weights = stack([target.start() for target in targets])
         noises: list[Params] = [dict(target.likelihood.named_parameters()) for target in targets]
         noise = stack(noises) if noises[0] else {}
-        self.names = list(weights)
-        self.noise_names = list(noise)
-        self.weights = nn.ParameterList([nn.Parameter(value) for value in weights.values()])
-        self.noise = nn.ParameterList([nn.Parameter(value.detach()) for value in noise.values()])
+        self.names: list[str] = list(weights)
+        self.noise_names: list[str] = list(noise)
+        self.weights: nn.ParameterList = nn.ParameterList(
+            [nn.Parameter(value) for value in weights.values()]
+        )
+        self.noise: nn.ParameterList = nn.ParameterList(
+            [nn.Parameter(value.detach()) for value in noise.values()]
+        )
         self.likelihood.requires_grad_(False)
 
     def tensors(self) -> tuple[Params, Params]:

@@ -37,6 +37,9 @@ class Modes:
         targets: y of each problem, (K, N, ...), instead of those of the rows.
     """
 
+    x: Any
+    y: Tensor
+
     def __init__(
         self,
         target: Target,
@@ -51,24 +54,24 @@ class Modes:
         self.target = target
         self.x, self.y = rows
         self.targets = targets
-        self.names = target.free
+        self.names: list[str] = target.free
         weights = target.start()
-        self.shapes = [weights[name].shape for name in self.names]
+        self.shapes: list[torch.Size] = [weights[name].shape for name in self.names]
         if not start:
             start = {
                 name: weights[name].expand(len(masks), *weights[name].shape) for name in self.names
             }
         flat_start = self._flatten(start)
-        self.masks = masks.to(flat_start)
+        self.masks: Tensor = masks.to(flat_start)
         self._set_prior(factors, anchors, flat_start)
         numbers = target.network.dry_run(lambda: weights, forward_inputs(self.x)).numbers
-        self.chunk = max(1, MAX_NUMBERS // max(1, numbers * len(self.y)))
+        self.chunk: int = max(1, MAX_NUMBERS // max(1, numbers * len(self.y)))
         target_axes = () if targets is None else (0,)
         self._losses = VmapOrLoop(self._loss, (0, 0, 0, 0, *target_axes))
         self._outputs = VmapOrLoop(self._forward, (0,))
         gains = torch.as_tensor(enough, dtype=torch.float64, device=flat_start.device)
         gains = gains.expand(len(flat_start))
-        self.optimizer = Lbfgs(self._evaluate, flat_start.contiguous(), gains)
+        self.optimizer: Lbfgs = Lbfgs(self._evaluate, flat_start.contiguous(), gains)
 
     def _set_prior(
         self,
@@ -83,13 +86,13 @@ class Modes:
             means[name] = prior.mean.detach().expand(1, *prior.shape)
             precision = torch.exp(-2 * prior.log_scale.detach())
             precisions[name] = precision.expand(1, *prior.shape)
-        self.means = self._flatten(means if anchors is None else anchors)
+        self.means: Tensor = self._flatten(means if anchors is None else anchors)
         self.means = self.means.to(flat_start).expand_as(flat_start)
         rows = []
         for factor in factors:
             row = {name: value * factor.get(name, 1.0) for name, value in precisions.items()}
             rows.append(self._flatten(row))
-        self.precisions = torch.cat(rows)
+        self.precisions: Tensor = torch.cat(rows)
 
     def run(self, passes: int, report: Callable[[int], None] | None = None) -> Params:
         """Optimize, and return the weights of each problem: a stack (K, ...).

@@ -14,7 +14,10 @@ from bayou.core.params import Params, size
 from bayou.inference.data_checks import check_first_batch
 from bayou.network import Network, evaluating, forward_inputs, rows_of
 from bayou.network.target import Target
+from bayou.priors.base import BoundPrior
+from bayou.priors.joint import JointCorrection
 from bayou.training.data import Data
+from bayou.training.inputs import Batch
 from bayou.training.loop import move
 from bayou.training.problem import Problem
 from bayou.training.threads import largest_product
@@ -27,12 +30,15 @@ class NetworkProblem(Problem):
         target: network, likelihood and prior.
     """
 
+    check_batch: Callable[[Batch], None] | None
+    work: int | None
+
     def __init__(self, target: Target) -> None:
         super().__init__()
         self.target = target
         # Both are created here because a compiled loss cannot create them.
-        self.couplings = target.couplings
-        self.priors = target.priors
+        self.couplings: list[JointCorrection] = target.couplings
+        self.priors: dict[str, BoundPrior] = target.priors
 
     @abstractmethod
     def outputs(self, *inputs: object) -> Tensor:

@@ -14,6 +14,7 @@ from bayou.core.files import no_grad_state
 from bayou.core.params import Params
 from bayou.inference.method import FitArguments, P, Trained, open_checkpoint
 from bayou.inference.network_problem import NetworkProblem, validation_loss
+from bayou.likelihoods.base import BoundLikelihood
 from bayou.network import Network, adapt, forward_inputs, is_constant, layouts, shared_copy
 from bayou.network.target import Target
 from bayou.posteriors.empirical import Empirical
@@ -133,14 +134,14 @@ class PointModel(NetworkProblem):
     def __init__(self, method: Regularized[Any], target: Target, seed: int = 0) -> None:
         super().__init__(target)
         self.method = method
-        self.likelihood = target.likelihood
+        self.likelihood: BoundLikelihood = target.likelihood
         self.seed = seed
-        self.title = type(method).__name__
-        self.net = adapt(shared_copy(target.net, clone=True))
-        self.names = target.free
+        self.title: str = type(method).__name__
+        self.net: nn.Module = adapt(shared_copy(target.net, clone=True))
+        self.names: list[str] = target.free
         self.register_state_dict_post_hook(_remove_frozen)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(_ignore_frozen)  # type: ignore[no-untyped-call]
-        self.units = _layers_with_units(self.net)
+        self.units: list[tuple[str, nn.Module]] = _layers_with_units(self.net)
         self.axes: dict[str, int] = {}
         for name, _ in self.units:
             weight = f"{name}.weight"

@@ -56,12 +56,12 @@ class ChainProbe:
 
     def __init__(self, joint: Joint, data: Data, seed: int, position: Tensor) -> None:
         self.joint = joint
-        self.n = data.n
+        self.n: int = data.n
         self.seed = seed
         count = max(1, PROBE_ROWS * data.batches // data.n)
         batches = islice(data.epoch(part_seed(seed, "probe")), count)
-        self.batches = [move(batch, position) for batch in batches]
-        self.rows = sum(len(y) for _, y in self.batches)
+        self.batches: list[tuple[Any, Tensor]] = [move(batch, position) for batch in batches]
+        self.rows: int = sum(len(y) for _, y in self.batches)
 
     def __call__(self, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Estimate log p(w, D) at positions (C, D).

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bayou.kernels import hmc
+from bayou.kernels.hmc import HamiltonianState
 
 # w (C, D) -> log p_0 (C,), its gradient (C, D), log p_1/p_0 (C,) and its gradient (C, D)
 Terms = Callable[[Tensor], tuple[Tensor, Tensor, Tensor, Tensor]]
@@ -36,10 +37,10 @@ class Annealing:
         self, terms: Terms, inverse_mass: Tensor, pilots: int, adapt: bool = False
     ) -> None:
         self.terms = terms
-        self.inverse_mass = inverse_mass
+        self.inverse_mass: Tensor = inverse_mass
         self.pilots = pilots
         self.adapt = adapt
-        self.beta = 0.0
+        self.beta: float = 0.0
 
     def start(self, position: Tensor) -> None:
         """Set the chains to draws from p_0.
@@ -47,9 +48,11 @@ class Annealing:
         Args:
             position: (C, D).
         """
-        self.position = position
-        self.log_weights = torch.zeros(len(position), dtype=torch.float64, device=position.device)
-        self.log_step = torch.zeros((), dtype=position.dtype, device=position.device)
+        self.position: Tensor = position
+        self.log_weights: Tensor = torch.zeros(
+            len(position), dtype=torch.float64, device=position.device
+        )
+        self.log_step: Tensor = torch.zeros((), dtype=position.dtype, device=position.device)
 
     def density(self, w: Tensor) -> tuple[Tensor, Tensor]:
         """Return log p_β up to a constant, and its gradient.
@@ -72,7 +75,7 @@ class Annealing:
         self.log_weights = self.log_weights + (beta - before) * log_ratio.double()
         self.beta = beta
         value = base + beta * log_ratio
-        self.state = hmc.HamiltonianState(
+        self.state: HamiltonianState = hmc.HamiltonianState(
             self.position, value, base_gradient + beta * ratio_gradient
         )
 

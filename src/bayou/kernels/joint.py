@@ -40,7 +40,7 @@ class Joint:
     ) -> None:
         self.target = target
         self.network = network
-        self.loop = loop
+        self.loop: bool = loop
         network.net.eval()
         learned = (
             (name, value)
@@ -48,8 +48,8 @@ class Joint:
             if value.requires_grad
         )
         noise = {NOISE + name: value.detach() for name, value in learned}
-        self.like = point | noise
-        self.noisy = bool(noise)  # whether parameters of the likelihood are sampled too
+        self.like: dict[str, Tensor] = point | noise
+        self.noisy: bool = bool(noise)  # whether parameters of the likelihood are sampled too
 
     @property
     def start(self) -> Tensor:

@@ -129,9 +129,9 @@ class Shell:
             for value in (*vars(module).values(), *module._buffers.values())
             if isinstance(value, Tensor)
         ]
-        self.net = copy.deepcopy(net, {id(value): value for value in tensors}).eval()
+        self.net: nn.Module = copy.deepcopy(net, {id(value): value for value in tensors}).eval()
         module_pairs = zip(self.net.modules(), net.modules(), strict=True)
-        self.buffer_pairs = [
+        self.buffer_pairs: list[tuple[dict[str, Tensor | None], dict[str, Tensor | None]]] = [
             (mine._buffers, original._buffers)
             for mine, original in module_pairs
             if original._buffers
@@ -142,7 +142,9 @@ class Shell:
             for leaf in module._buffers:
                 name = f"{prefix}.{leaf}" if prefix else leaf
                 self.slots.setdefault(aliases.get(name, name), []).append((module._buffers, leaf))
-        self.recurrent = [module for module in self.net.modules() if isinstance(module, nn.RNNBase)]
+        self.recurrent: list[nn.RNNBase] = [
+            module for module in self.net.modules() if isinstance(module, nn.RNNBase)
+        ]
 
     def fill(self, params: Params) -> None:
         """Set these tensors, and the current buffers of the network.

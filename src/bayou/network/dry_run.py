@@ -45,7 +45,7 @@ class SizeRecorder(Intercept):
     def __init__(self) -> None:
         super().__init__(self._record)
         self.sizes: list[int] = []
-        self.drawn_size = 0  # the total size of those that depend on a draw, inside vmap
+        self.drawn_size: int = 0  # the total size of those that depend on a draw, inside vmap
 
     def _record(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call an operation, and note the sizes of its outputs."""

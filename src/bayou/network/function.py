@@ -34,11 +34,16 @@ class Network:
         net: the network; it is not changed.
     """
 
-    recomputes = False  # whether it is known to use gradient checkpointing
+    aliases: dict[str, str]
+    net: nn.Module
+
+    recomputes: bool = False  # whether it is known to use gradient checkpointing
 
     def __init__(self, net: nn.Module) -> None:
-        self.names = [name for name, parameter in net.named_parameters() if parameter.requires_grad]
-        self.frozen = any(not parameter.requires_grad for parameter in net.parameters())
+        self.names: list[str] = [
+            name for name, parameter in net.named_parameters() if parameter.requires_grad
+        ]
+        self.frozen: bool = any(not parameter.requires_grad for parameter in net.parameters())
         self.net, self.aliases = skeleton(net)
         self._tied = self._find_tied_tensors()
         self._recurrent = tuple(

@@ -90,7 +90,7 @@ class VmapOrLoop:
     ) -> None:
         self.function = function
         self.axes = axes
-        self.loop = loop
+        self.loop: bool = loop
 
     def __call__(self, *args: object) -> Any:
         """Return the stacked values of the function."""

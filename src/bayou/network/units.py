@@ -152,14 +152,15 @@ class Units:
         target: TargetMap | None = None,
         keeps_scales: bool = False,
     ) -> None:
-        self.inputs = tuple(inputs)
+        self.inputs: tuple[Standardization | None, ...] = tuple(inputs)
         self.output = output
         self.log_variances = log_variances
         self.axis = axis
         self.target_size = target_size
         self.target = target
         self.keeps_scales = keeps_scales
-        self.is_active = False
+        self.is_active: bool = False
+        self.derived: list[Units] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Units:
         """Return the object itself: copies of a network are switched together."""
@@ -175,6 +176,8 @@ class Units:
         if self.output is not None:
             self.output = self.output.to(like)
         self.is_active = True
+        for units in self.derived:
+            units.activate(like)
 
     @property
     def is_log(self) -> bool:
@@ -258,6 +261,27 @@ class Units:
         shift = 2 * self.output.scale.to(outputs).log()
         blocks = [self.output.restore(location), *(block + shift for block in log_variances)]
         return torch.cat(blocks, self.axis)
+
+    def with_scales(self, *, has_logs: bool) -> Units:
+        """Return units of a network of the same data that predicts a scale beside each location.
+
+        The scales are the second half of the last axis of the outputs. These units are activated
+        together with those of the object.
+
+        Args:
+            has_logs: whether the scales are log-variances; otherwise the likelihood has their
+                units, and they are not converted.
+        """
+        units = Units(
+            self.inputs,
+            self.output,
+            log_variances=int(has_logs),
+            target_size=self.target_size,
+            target=self.target,
+            keeps_scales=not has_logs,
+        )
+        self.derived.append(units)
+        return units
 
     def for_student(self, log_variances: int) -> Units:
         """Return active units for another network of the same data.

@@ -74,7 +74,7 @@ class Call:
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> None:
         self.func = func
-        self.given = dict(zip(self.ARGUMENTS[func], args, strict=False)) | kwargs
+        self.given: dict[str, Any] = dict(zip(self.ARGUMENTS[func], args, strict=False)) | kwargs
 
     @property
     def x(self) -> Tensor:
@@ -111,7 +111,7 @@ class Watch(Intercept):
         self, params: Params, takes_tensors: Callable[[Call], bool], *, copies: bool = False
     ) -> None:
         super().__init__(self._handle)
-        self.names = {id(tensor): name for name, tensor in params.items()}
+        self.names: dict[int, str] = {id(tensor): name for name, tensor in params.items()}
         self.takes_tensors = takes_tensors
         self.keeps_inputs = copies
         self.calls: list[tuple[Call, str | None, str | None]] = []

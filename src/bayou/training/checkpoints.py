@@ -108,8 +108,8 @@ class Checkpoint:
     """
 
     def __init__(self, path: StrPath, identity: dict[str, Any]) -> None:
-        self.path = Path(path)
-        self.keys = {name: fingerprint(value) for name, value in identity.items()}
+        self.path: Path = Path(path)
+        self.keys: dict[str, str] = {name: fingerprint(value) for name, value in identity.items()}
         folder = self.path.parent
         if not folder.is_dir():
             raise FileError(

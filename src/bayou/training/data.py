@@ -84,8 +84,8 @@ class Rows(Data):
     ) -> None:
         self.source = source
         self.index = index
-        self.n = len(index)
-        self.batch_size = min(batch_size, self.n)
+        self.n: int = len(index)
+        self.batch_size: int = min(batch_size, self.n)
         self.blocks = blocks
 
     @property
@@ -210,7 +210,7 @@ class BatchRange(Data):
         self.data = data
         self.first = first
         self.stop = stop
-        self.n = max(1, round(data.n * (stop - first) / data.batches))
+        self.n: int = max(1, round(data.n * (stop - first) / data.batches))
 
     @property
     def batches(self) -> int:
@@ -363,8 +363,8 @@ class Loader(Data):
 
     def __init__(self, loader: Any) -> None:
         try:
-            self.n = len(loader.dataset)
-            self.count = len(loader)
+            self.n: int = len(loader.dataset)
+            self.count: int = len(loader)
         except (TypeError, AttributeError):
             sizes = [len(pair(batch)[1]) for batch in loader]
             self.n = sum(sizes)

@@ -109,7 +109,7 @@ class Recording:
     """Inputs of one shape at fixed addresses, and the CUDA graph of a function of them."""
 
     def __init__(self) -> None:
-        self.matching_calls = 0
+        self.matching_calls: int = 0
         self.version = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
@@ -140,7 +140,9 @@ class Recording:
 
     def _record(self, inputs: Sequence[Any], function: Callable[..., Any]) -> torch.cuda.CUDAGraph:
         """Record the function on copies of the inputs."""
-        self.fixed_inputs = [item.clone() if isinstance(item, Tensor) else item for item in inputs]
+        self.fixed_inputs: list[Tensor] = [
+            item.clone() if isinstance(item, Tensor) else item for item in inputs
+        ]
         graph = torch.cuda.CUDAGraph()
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
         state = generator.graphsafe_get_state()
@@ -148,7 +150,7 @@ class Recording:
         generator.graphsafe_set_state(generator.clone_state())
         try:
             with torch.cuda.graph(graph):
-                self.outputs = function(*self.fixed_inputs)
+                self.outputs: Any = function(*self.fixed_inputs)
         except BaseException:
             generator.graphsafe_set_state(state)
             raise
@@ -195,7 +197,7 @@ class Replay(Recording):
             self.check.prepare()
             # The gradients of the graph live in its own memory.
             self.optimizer.zero_grad(set_to_none=True)
-            self.has_one_input = isinstance(x, Tensor)
+            self.has_one_input: bool = isinstance(x, Tensor)
         self.check.now.fill_(step)
         return dict(self.replay((*forward_inputs(x), y), self._step))
 
@@ -231,7 +233,9 @@ class Recorded(Recording):
         if not self.matches(leaves):
             return self.function(*inputs)
         if self.matching_calls == 1:
-            self.flat_function = self._flatten_arguments(tree, leaves)
+            self.flat_function: Callable[..., tuple[Tensor, ...]] = self._flatten_arguments(
+                tree, leaves
+            )
         is_on_gpu = leaves[0].is_cuda
         if not is_on_gpu or self.matching_calls <= WARMUP_CALLS:
             with warmup_stream() if is_on_gpu else nullcontext():

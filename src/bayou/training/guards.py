@@ -32,9 +32,9 @@ class FiniteCheck:
     def __init__(
         self, module: nn.Module, device: torch.device, name_of: Callable[[str], str] = str
     ) -> None:
-        self.parameters = list(module.named_parameters())
+        self.parameters: list[tuple[str, nn.Parameter]] = list(module.named_parameters())
         self.name_of = name_of
-        self.is_immediate = device.type == "cpu"
+        self.is_immediate: bool = device.type == "cpu"
         self.norm: Tensor | None = None  # of all gradients of the last step, on a CPU
         self._sizes: Tensor | None = None  # (2 + gradients,): step, loss, sizes of the gradients
         self._names: list[str] = []
@@ -71,7 +71,7 @@ class FiniteCheck:
         """Allocate the tensors of ``mark`` on the device."""
         device = self.parameters[0][1].device
         self._first_bad_step = torch.full((), -1, dtype=torch.long, device=device)
-        self.now = torch.zeros((), dtype=torch.long, device=device)
+        self.now: Tensor = torch.zeros((), dtype=torch.long, device=device)
 
     def mark(self, value: Tensor) -> None:
         """Check a recorded step: store the number of the first bad one (``now``) on the device."""

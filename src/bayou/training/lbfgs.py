@@ -42,25 +42,25 @@ class Lbfgs:
         values, gradients = function(start, problems)
         zeros = torch.zeros_like(enough, dtype=start.dtype)
         self.function = function
-        self.points = start.clone()
-        self.passes = 1
-        self.evaluations = count  # of all problems
+        self.points: Tensor = start.clone()
+        self.passes: int = 1
+        self.evaluations: int = count  # of all problems
         # The state of the problems that have not ended, in the order of ``problems``.
         self.problems = problems
         self.min_gain = enough
-        self.x = start.clone()
-        self.value = values.double()
-        self.gradient = gradients
-        self.reference_value = self.value.clone()  # at the last test of the gain
-        self.direction = -gradients
-        self.step = 1 / gradients.abs().sum(1).clamp_min(1.0)
-        self.low = zeros.clone()
-        self.high = zeros + math.inf
-        self.trials = zeros.clone()
-        self.s = start.new_zeros(HISTORY, count, size)
-        self.y = start.new_zeros(HISTORY, count, size)
-        self.rho = start.new_zeros(HISTORY, count)  # 1/(s·y); 0 where there is no pair
-        self.gamma = zeros + 1  # of the initial matrix γ·I
+        self.x: Tensor = start.clone()
+        self.value: Tensor = values.double()
+        self.gradient: Tensor = gradients
+        self.reference_value: Tensor = self.value.clone()  # at the last test of the gain
+        self.direction: Tensor = -gradients
+        self.step: Tensor = 1 / gradients.abs().sum(1).clamp_min(1.0)
+        self.low: Tensor = zeros.clone()
+        self.high: Tensor = zeros + math.inf
+        self.trials: Tensor = zeros.clone()
+        self.s: Tensor = start.new_zeros(HISTORY, count, size)
+        self.y: Tensor = start.new_zeros(HISTORY, count, size)
+        self.rho: Tensor = start.new_zeros(HISTORY, count)  # 1/(s·y); 0 where there is no pair
+        self.gamma: Tensor = zeros + 1  # of the initial matrix γ·I
         self._keep(self.value.isfinite() & (gradients.abs().amax(1) > 0))
 
     def run(self, passes: int, report: Callable[[int], None] | None = None) -> Tensor:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from bayou.core import rng
 from bayou.core.files import restore_state
@@ -115,37 +116,37 @@ class TrainingRun:
         self.settings = settings
         self.seed = seed
         self.checkpoint = checkpoint
-        self.planned_steps = settings.total_steps(data)
-        self.optimizer = problem.make_optimizer(settings, self.planned_steps)
+        self.planned_steps: int = settings.total_steps(data)
+        self.optimizer: torch.optim.Optimizer = problem.make_optimizer(settings, self.planned_steps)
         # The initial rates are those before a checkpoint restores the rates of its step.
-        self.learning_rates = LearningRates(self.optimizer, settings)
-        self.state = RunState()
+        self.learning_rates: LearningRates = LearningRates(self.optimizer, settings)
+        self.state: RunState = RunState()
         best: BestState = None
         if checkpoint is not None:
             self.state, best = checkpoint.restore(problem, self.optimizer)
         self.state.total = self.state.total or self.planned_steps
-        self.first_step = self.state.step
-        self.free_parameter = next(p for p in problem.parameters() if p.requires_grad)
-        self.device = self.free_parameter.device
+        self.first_step: int = self.state.step
+        self.free_parameter: nn.Parameter = next(p for p in problem.parameters() if p.requires_grad)
+        self.device: torch.device = self.free_parameter.device
         setup = Setup(problem, data, settings, seed, hooks, self.optimizer, self.state, self.device)
         self.data = data
-        self.check = FiniteCheck(problem, self.device, problem.name_of)
-        self.undo = StepUndo(problem)
-        self.history = History(setup, self.check)
-        self.validation = Validation(setup, best)
-        self.convergence = ConvergenceMonitor(setup, self.planned_steps)
-        self.first_batch = FirstBatch(setup)
+        self.check: FiniteCheck = FiniteCheck(problem, self.device, problem.name_of)
+        self.undo: StepUndo = StepUndo(problem)
+        self.history: History = History(setup, self.check)
+        self.validation: Validation = Validation(setup, best)
+        self.convergence: ConvergenceMonitor = ConvergenceMonitor(setup, self.planned_steps)
+        self.first_batch: FirstBatch = FirstBatch(setup)
         ranks = current() if data.rows_first else ALONE
-        self.shared_rows = SharedRows(problem, ranks, self.undo)
+        self.shared_rows: SharedRows = SharedRows(problem, ranks, self.undo)
         compiled_loss = None
         if settings.compile:
             compiled_loss = compile_loss(problem.loss, problem, data.n, settings.batch_size)
-        self.recorded_step = RecordedStep(
+        self.recorded_step: RecordedStep = RecordedStep(
             setup, self.check, self.undo, compiled_loss, is_shared=ranks.size > 1
         )
         if self.recorded_step.is_possible:
             self.learning_rates.move_to(self.device)
-        self.eager_step = EagerStep(
+        self.eager_step: EagerStep = EagerStep(
             setup, self.check, self.shared_rows, self.undo, self.first_batch, compiled_loss
         )
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from bayou.core.files import no_grad_state
 from bayou.core.progress import spell
-from bayou.training.checkpoints import BestState
+from bayou.training.checkpoints import BestState, RunState
 from bayou.training.convergence import (
     MAX_BUDGET_RATIO,
     PLAN_GROWTH,
@@ -20,7 +21,8 @@ from bayou.training.convergence import (
     trend,
 )
 from bayou.training.guards import FiniteCheck
-from bayou.training.problem import Numbers, Setup
+from bayou.training.problem import Numbers, Problem, Setup
+from bayou.training.settings import Settings
 
 
 class History:
@@ -32,14 +34,14 @@ class History:
     """
 
     def __init__(self, setup: Setup, check: FiniteCheck) -> None:
-        self.state = setup.state
-        self.log_every = setup.settings.log_every
-        self.after_record = setup.hooks.after_record
+        self.state: RunState = setup.state
+        self.log_every: int = setup.settings.log_every
+        self.after_record: Callable[[dict[str, float]], None] | None = setup.hooks.after_record
         self.check = check
         previous_seconds = 0.0
         if self.state.history:
             previous_seconds = self.state.history[-1]["seconds"]
-        self.start_time = time.monotonic() - previous_seconds
+        self.start_time: float = time.monotonic() - previous_seconds
 
     def is_due(self, step: int) -> bool:
         """Return whether a step is recorded because of its number."""
@@ -67,11 +69,11 @@ class Validation:
     """
 
     def __init__(self, setup: Setup, best: BestState) -> None:
-        self.problem = setup.problem
-        self.state = setup.state
-        self.patience = setup.settings.patience
-        self.held_out_loss = setup.hooks.held_out_loss
-        self.epoch_steps = setup.data.batches
+        self.problem: Problem = setup.problem
+        self.state: RunState = setup.state
+        self.patience: int | None = setup.settings.patience
+        self.held_out_loss: Callable[[], float] | None = setup.hooks.held_out_loss
+        self.epoch_steps: int = setup.data.batches
         self.best = best
 
     def is_due(self, steps_done: int, is_last: bool) -> bool:
@@ -110,15 +112,17 @@ class ConvergenceMonitor:
     """
 
     def __init__(self, setup: Setup, planned_steps: int) -> None:
-        self.problem = setup.problem
-        self.state = setup.state
-        self.settings = setup.settings
+        self.problem: Problem = setup.problem
+        self.state: RunState = setup.state
+        self.settings: Settings = setup.settings
         self.planned_steps = planned_steps
-        self.weight_count = self.problem.dimension or sum(
+        self.weight_count: int = self.problem.dimension or sum(
             p.numel() for p in self.problem.parameters() if p.requires_grad
         )
-        self.width = cell_width(planned_steps, setup.data.batches)
-        self.cell_sum = torch.tensor(self.state.partial, dtype=torch.float64, device=setup.device)
+        self.width: int = cell_width(planned_steps, setup.data.batches)
+        self.cell_sum: Tensor = torch.tensor(
+            self.state.partial, dtype=torch.float64, device=setup.device
+        )
 
     def observe(self, objective: Tensor | None, step: int) -> None:
         """Add the objective of a step, and test it where the learning rates start to decrease."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -63,7 +63,7 @@ class Settings(Checked):
     effort: float = 1.0
     batch_size: int = 128
     lr: float = 1e-3
-    optimizer: Callable[[Any], torch.optim.Optimizer] | None = None
+    optimizer: Callable[[Any], torch.optim.Optimizer] | str | None = None
     schedule: Schedule = "tail"
     clip: float | None = None
     validation: float = 0.0
@@ -72,6 +72,7 @@ class Settings(Checked):
     autocast: bool = False
     log_every: int = 50
     checkpoint_every: int = 200
+    named_optimizers: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         class_name = type(self).__name__
@@ -84,6 +85,11 @@ class Settings(Checked):
         )
         self._check_positive("lr", "clip")
         self._check_positive("effort")
+        if isinstance(self.optimizer, str) and self.optimizer not in self.named_optimizers:
+            names = "".join(f", {name!r}" for name in self.named_optimizers)
+            raise ValueError(
+                f"{class_name} optimizer must be a callable or None{names}, got {self.optimizer!r}"
+            )
         if not 0 <= self.validation < 1:
             raise ValueError(
                 f"{class_name} needs 0 <= validation < 1, got validation={self.validation}"
@@ -153,6 +159,8 @@ class Settings(Checked):
             is_recorded = self.compile and first.is_cuda
             is_fused = True if is_recorded or first.is_cpu else None
             return torch.optim.Adam(groups, fused=is_fused, capturable=is_recorded)
+        if isinstance(self.optimizer, str):
+            raise ValueError(f"{class_name} makes the optimizer {self.optimizer!r} itself")
         optimizer = self.optimizer(groups)
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ValueError(

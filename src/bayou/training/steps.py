@@ -39,7 +39,7 @@ class LearningRates:
     def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings) -> None:
         self.optimizer = optimizer
         self.settings = settings
-        self.initial_rates = [float(group["lr"]) for group in optimizer.param_groups]
+        self.initial_rates: list[float] = [float(group["lr"]) for group in optimizer.param_groups]
 
     def move_to(self, device: torch.device) -> None:
         """Keep the rates in tensors on a device, at addresses that a CUDA graph can read."""
@@ -69,7 +69,7 @@ class StepUndo:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.has_changed_parameters = False
+        self.has_changed_parameters: bool = False
         self.buffers: list[Tensor] = []
         self.values_before: list[Tensor] = []
         self._changing_buffers: list[Tensor] | None = None
@@ -114,7 +114,7 @@ class SharedRows:
         self.problem = problem
         self.ranks = ranks
         self.undo = undo
-        self.share = 1.0  # of the batch, in this process
+        self.share: float = 1.0  # of the batch, in this process
 
     def select(self, batches: Iterator[tuple[Batch, ...]]) -> Iterator[Batch]:
         """Yield the rows of this process of each batch."""
@@ -282,9 +282,9 @@ class RecordedStep:
         compiled_loss: Callable[..., Any] | None,
         is_shared: bool,
     ) -> None:
-        self.problem = setup.problem
+        self.problem: Problem = setup.problem
         self.undo = undo
-        self.loss_is_compiled = compiled_loss is not None
+        self.loss_is_compiled: bool = compiled_loss is not None
         self._replay: Replay | None = None
         loss = compiled_loss
         if compiled_loss is None and self.problem.recordable:

@@ -234,18 +234,20 @@ class Proposal:
 
     def __init__(self, y: Tensor) -> None:
         flat = y.flatten(1)
-        self.event = y.shape[1:]
-        self.mean = flat.mean(0)
-        self.std = flat.std(0).clamp_min(MIN_SCALE)
-        self.waves = torch.randn(TEST_FUNCTIONS, len(self.mean)).to(y)
-        self.phases = 2 * math.pi * torch.rand(TEST_FUNCTIONS).to(y)
+        self.event: torch.Size = y.shape[1:]
+        self.mean: Tensor = flat.mean(0)
+        self.std: Tensor = flat.std(0).clamp_min(MIN_SCALE)
+        self.waves: Tensor = torch.randn(TEST_FUNCTIONS, len(self.mean)).to(y)
+        self.phases: Tensor = 2 * math.pi * torch.rand(TEST_FUNCTIONS).to(y)
         values, counts = flat.unique(dim=0, return_counts=True)
         self.atoms: Tensor | None = None
         if len(values) < len(flat) // 2:
             self.atoms = values[counts.argsort(descending=True)[:MAX_ATOMS]]
         else:
             covariance = flat.T.cov().reshape(flat.shape[1], -1)
-            self.normal = torch.distributions.MultivariateNormal(self.mean, covariance)
+            self.normal: torch.distributions.MultivariateNormal = (
+                torch.distributions.MultivariateNormal(self.mean, covariance)
+            )
 
     def draw(self, n: int) -> Tensor:
         """Draw n events: (n, *event).

@@ -16,6 +16,7 @@ from bayou.flows.contractive.residual import pullback, unit_events
 from bayou.flows.core.arguments import as_event, check_size
 from bayou.flows.core.transform import (
     Cost,
+    Event,
     Ladj,
     Pair,
     Rows,
@@ -88,18 +89,19 @@ class Continuous(Symmetric, Transform):
             raise ValueError(f'solver must be "rk4" or "dopri5", got {solver!r}')
         if not 0 < tolerance < 1:
             raise ValueError(f"tolerance must be between 0 and 1, got {tolerance}")
-        self.event_shape = as_event(event, "the dimension")
+        self.event_shape: Event = as_event(event, "the dimension")
         self.field = field
         self.context_dim = context_dim
         self.trace = trace
         self.solver = solver
-        self.steps = check_size(steps, "the number of steps")
+        self.steps: int = check_size(steps, "the number of steps")
         self.tolerance = tolerance
         self.checkpoint = checkpoint
-        self.takes_noise = trace == "hutchinson"
-        self.recordable = solver == "rk4"
+        self.takes_noise: bool = trace == "hutchinson"
+        self.recordable: bool = solver == "rk4"
+        self.has_fixed_steps: bool = solver == "rk4"
         self.ladj_kind = Ladj.estimate if self.takes_noise else Ladj.exact
-        self.evaluations = 0
+        self.evaluations: int = 0
         self.widths: Tensor | None = None  # of the steps: see ``varied_steps``
 
     @property

@@ -41,7 +41,7 @@ class TimeMLP(nn.Module):
     ) -> None:
         super().__init__()
         self.frequencies = frequencies
-        self.net = mlp(dim + context_dim + 2 * frequencies + 1, hidden, dim, nn.Tanh)
+        self.net: nn.Sequential = mlp(dim + context_dim + 2 * frequencies + 1, hidden, dim, nn.Tanh)
 
     def forward(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
         """Return v.

@@ -132,7 +132,7 @@ class FrozenConvolution(FrozenLayer):
 
     def __post_init__(self) -> None:
         # here, since the first product may be under no_grad
-        self.flipped = self.weight.flip(-1, -2).transpose(0, 1)
+        self.flipped: Tensor = self.weight.flip(-1, -2).transpose(0, 1)
 
     def __call__(self, x: Tensor) -> Tensor:
         return _convolve(x, self.weight, self.bias)
@@ -225,7 +225,7 @@ class LipSwish(Freezable):
     def __init__(self, beta: float = 1.0) -> None:
         super().__init__()
         raw = beta + math.log(-math.expm1(-beta))  # softplus(raw) = β
-        self.raw = nn.Parameter(torch.tensor(raw))
+        self.raw: nn.Parameter = nn.Parameter(torch.tensor(raw))
 
     def freeze(self) -> FrozenSwish:
         return FrozenSwish(self.raw)

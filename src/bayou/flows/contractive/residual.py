@@ -100,12 +100,12 @@ class Residual(Transform):
         shape = as_event(event, "the dimension")
         if determinant is None:
             determinant = "exact" if math.prod(shape) <= MAX_EXACT_DIM else "roulette"
-        self.event_shape = shape
+        self.event_shape: Event = shape
         self.g = g
         self.lipschitz = lipschitz
-        self.exact = determinant == "exact"
-        self.takes_noise = not self.exact
-        self.recordable = self.exact  # the number of rows in the series varies
+        self.exact: bool = determinant == "exact"
+        self.takes_noise: bool = not self.exact
+        self.recordable: bool = self.exact  # the number of rows in the series varies
         self.ladj_kind = Ladj.exact if self.exact else Ladj.estimate
 
     @torch.no_grad()

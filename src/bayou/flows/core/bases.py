@@ -202,8 +202,8 @@ class DiagonalNormal(NoiseBase):
                 "DiagonalNormal needs a finite mean and a positive and finite std, got "
                 f"mean={mean}, std={std}"
             )
-        self.mean = nn.Parameter(torch.full(self.event_shape, float(mean)))
-        self.log_std = nn.Parameter(torch.full(self.event_shape, math.log(std)))
+        self.mean: nn.Parameter = nn.Parameter(torch.full(self.event_shape, float(mean)))
+        self.log_std: nn.Parameter = nn.Parameter(torch.full(self.event_shape, math.log(std)))
 
     def _draw(self, rows: Rows, batch: tuple[int, ...]) -> Tensor:
         eps = rows.normal(*batch, *self.event_shape)
@@ -228,8 +228,8 @@ class Uniform(NoiseBase):
         super().__init__(event)
         if not low < high:
             raise ValueError(f"Uniform needs low < high, got low={low}, high={high}")
-        self.low = float(low)
-        self.high = float(high)
+        self.low: float = float(low)
+        self.high: float = float(high)
 
     def _draw(self, rows: Rows, batch: tuple[int, ...]) -> Tensor:
         u = rows.uniform(*batch, *self.event_shape)
@@ -259,8 +259,8 @@ class VonMises(NoiseBase):
         super().__init__(event)
         if not 0 < kappa < MAX_KAPPA:
             raise ValueError(f"VonMises needs 0 < kappa < {MAX_KAPPA:g}, got {kappa}")
-        self.mean = nn.Parameter(torch.full(self.event_shape, float(mean)))
-        self.logit = nn.Parameter(
+        self.mean: nn.Parameter = nn.Parameter(torch.full(self.event_shape, float(mean)))
+        self.logit: nn.Parameter = nn.Parameter(
             torch.full(self.event_shape, math.log(kappa / (MAX_KAPPA - kappa)))
         )
 
@@ -339,9 +339,9 @@ class GaussianMixture(NoiseBase):
         # Random sign vectors in ± pairs.
         signs = rng.normal((components + 1) // 2, (dim,), torch.zeros(()), seed=0).sign()
         means = torch.cat([signs, -signs])[:components] * (spread if components > 1 else 0.0)
-        self.mean = nn.Parameter(means)
-        self.log_std = nn.Parameter(torch.zeros(components, dim))
-        self.logits = nn.Parameter(torch.zeros(components))
+        self.mean: nn.Parameter = nn.Parameter(means)
+        self.log_std: nn.Parameter = nn.Parameter(torch.zeros(components, dim))
+        self.logits: nn.Parameter = nn.Parameter(torch.zeros(components))
 
     def _draw(self, rows: Rows, batch: tuple[int, ...]) -> Tensor:
         eps = rows.fold("noise").normal(*batch, *self.event_shape)

@@ -14,9 +14,11 @@ from torch.utils._pytree import tree_map
 from bayou.core.modules import Modules
 from bayou.flows.core.nets import mlp
 from bayou.flows.core.transform import (
+    Cost,
     Event,
     InversionError,
     Label,
+    Ladj,
     Map,
     Pair,
     Rows,
@@ -73,19 +75,19 @@ class Composite(Map):
             self.event_out = event_out
         self.label = label
         self.opposite = opposite
-        self.ladj_kind = label.kind
+        self.ladj_kind: Ladj = label.kind
 
     def _describe_links(self, links: list[Map]) -> None:
         """Set the properties of maps that are applied one after another, but for the context."""
         event = _join_events(links)
-        self.forward_kind = max(link.forward_kind for link in links)
-        self.inverse_kind = max(link.inverse_kind for link in links)
-        self.domain = links[0].domain
-        self.codomain = links[-1].codomain
-        self.takes_noise = any(link.takes_noise for link in links)
-        self.accuracy = sum(link.accuracy for link in links)
-        self.whole_in = links[0].whole_in
-        self.whole_out = links[-1].whole_out
+        self.forward_kind: Cost = max(link.forward_kind for link in links)
+        self.inverse_kind: Cost = max(link.inverse_kind for link in links)
+        self.domain: tuple[float, float] = links[0].domain
+        self.codomain: tuple[float, float] = links[-1].codomain
+        self.takes_noise: bool = any(link.takes_noise for link in links)
+        self.accuracy: float = sum(link.accuracy for link in links)
+        self.whole_in: bool = links[0].whole_in
+        self.whole_out: bool = links[-1].whole_out
         label = reduce(or_, (link.label for link in links))
         opposite = reduce(or_, (link.opposite for link in links))
         self._describe(links[0].event_in, event, label, opposite)
@@ -115,7 +117,7 @@ class MapChain(Composite):
                 "one size"
             )
         self.transforms: Modules[Any] = nn.ModuleList(links)  # type: ignore[assignment]
-        self.context_dim = max(contexts, default=0)
+        self.context_dim: int = max(contexts, default=0)
         self._no_noise: tuple[tuple[()], ...] = ((),) * len(links)
 
     def _forward(self, x: Tensor, context: Tensor | None, *noise: Any) -> Pair:
@@ -202,15 +204,15 @@ class MapInverse(Composite):
     def __init__(self, transform: Map) -> None:
         super().__init__()
         self.transform = transform
-        self.takes_noise = transform.takes_noise
-        self.accuracy = transform.accuracy
-        self.context_dim = transform.context_dim
-        self.whole_in = transform.whole_out
-        self.whole_out = transform.whole_in
-        self.forward_kind = transform.inverse_kind
-        self.inverse_kind = transform.forward_kind
-        self.domain = transform.codomain
-        self.codomain = transform.domain
+        self.takes_noise: bool = transform.takes_noise
+        self.accuracy: float = transform.accuracy
+        self.context_dim: int = transform.context_dim
+        self.whole_in: bool = transform.whole_out
+        self.whole_out: bool = transform.whole_in
+        self.forward_kind: Cost = transform.inverse_kind
+        self.inverse_kind: Cost = transform.forward_kind
+        self.domain: tuple[float, float] = transform.codomain
+        self.codomain: tuple[float, float] = transform.domain
         self._describe(transform.event_out, transform.event_in, transform.opposite, transform.label)
 
     def _forward(self, x: Tensor, context: Tensor | None, *noise: Any) -> Pair:
@@ -264,7 +266,9 @@ class MapConditional(Composite):
             raise ValueError(
                 f"{type(transform).__name__} already takes a context; use it without Conditional"
             )
-        self.shapes = {name: p.shape for name, p in transform.named_parameters()}
+        self.shapes: dict[str, torch.Size] = {
+            name: p.shape for name, p in transform.named_parameters()
+        }
         if not self.shapes:
             raise ValueError(
                 f"{type(transform).__name__} has no parameters that could depend on a context"
@@ -273,7 +277,9 @@ class MapConditional(Composite):
         # A tuple hides the two views from the module tree, so that their parameters are not saved
         # three times.
         self._directions = (Direction(transform, "_forward"), Direction(transform, "_inverse"))
-        self.hypernet = mlp(context_dim, hidden, sum(s.numel() for s in self.shapes.values()))
+        self.hypernet: nn.Sequential = mlp(
+            context_dim, hidden, sum(s.numel() for s in self.shapes.values())
+        )
         self.context_dim = context_dim
         self._describe_links([transform])
 

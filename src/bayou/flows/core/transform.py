@@ -214,6 +214,8 @@ class Map(nn.Module, ABC):
             ``training.graphs``.
         recordable: whether every pass performs the same operations, so that ``fit`` can record a
             CUDA graph.
+        has_fixed_steps: whether a direction whose cost is iterative takes the same few steps for
+            all values, so that it can be exported.
 
     Shapes: x (..., \*event_in), y (..., \*event_out), context (..., context_dim), term (...). The
     batch dimensions of x and context broadcast.
@@ -235,6 +237,7 @@ class Map(nn.Module, ABC):
     accuracy: float = 0.0
     many_small_operations = True
     recordable: bool = True
+    has_fixed_steps: bool = False
 
     @property
     def label(self) -> Label:

@@ -64,9 +64,11 @@ class IntegerIdentity(DiscreteMap):
 
     def __init__(self, event: int | Sequence[int], levels: int | None = None) -> None:
         super().__init__()
-        self.event_in = as_event(event)
-        self.event_out = self.event_in
-        self.levels_out = None if levels is None else check_size(levels, "the number of levels")
+        self.event_in: tuple[int, ...] = as_event(event)
+        self.event_out: tuple[int, ...] = self.event_in
+        self.levels_out: int | None = (
+            None if levels is None else check_size(levels, "the number of levels")
+        )
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
         """Return x and 0."""
@@ -145,7 +147,7 @@ class IntegerCoupling(Symmetric, DiscreteMap):
         self.context_dim = context_dim
         self.scale = scale
         self.register_buffer("kept", _event_mask(shape, mask, flip))
-        self.net = _default_net(shape, hidden, context_dim) if net is None else net
+        self.net: nn.Module = _default_net(shape, hidden, context_dim) if net is None else net
 
     def _both(self, x: Tensor, context: Tensor | None, inverse: bool) -> Pair:
         """Add the shift, or subtract it."""
@@ -284,11 +286,11 @@ class OneHot(DiscreteMap):
 
     def __init__(self, dim: int, classes: int) -> None:
         super().__init__()
-        self.classes = check_size(classes, "the number of classes")
-        self.levels_in = 2
-        self.levels_out = self.classes
-        self.event_in = (check_size(dim, "OneHot"), classes)
-        self.event_out = (dim,)
+        self.classes: int = check_size(classes, "the number of classes")
+        self.levels_in: int | None = 2
+        self.levels_out: int | None = self.classes
+        self.event_in: tuple[int, ...] = (check_size(dim, "OneHot"), classes)
+        self.event_out: tuple[int, ...] = (dim,)
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
         """Return the class indices of one-hot rows, and 0."""
@@ -326,7 +328,7 @@ class Modulo(nn.Module):
         self.temperature = temperature
         k = torch.arange(classes)
         factors = torch.tensor(units(classes) if scale else [1])
-        self.params = classes + (len(factors) if len(factors) > 1 else 0)
+        self.params: int = classes + (len(factors) if len(factors) > 1 else 0)
         inverses = torch.tensor([pow(unit, -1, classes) for unit in factors.tolist()])
         # (a, k) ↦ the one-hot row of the result, (A·K, K)
         self._register_table("plus", k[:, None] + k)
@@ -415,16 +417,16 @@ class ModuloCoupling(Symmetric, DiscreteMap):
     ) -> None:
         super().__init__()
         kept = coupling_mask(dim, mask, flip)
-        self.event_in = (dim, classes)
-        self.event_out = (dim, classes)
+        self.event_in: tuple[int, ...] = (dim, classes)
+        self.event_out: tuple[int, ...] = (dim, classes)
         self.context_dim = context_dim
-        self.kept = int(kept.sum())
-        self.changed = int((~kept).sum())
+        self.kept: int = int(kept.sum())
+        self.changed: int = int((~kept).sum())
         order = torch.cat([kept.nonzero()[:, 0], (~kept).nonzero()[:, 0]])
         self.register_buffer("order", order)
         self.register_buffer("back", order.argsort())
-        self.modulo = Modulo(classes, scale, temperature)
-        self.conditioner = mlp(
+        self.modulo: Modulo = Modulo(classes, scale, temperature)
+        self.conditioner: nn.Sequential = mlp(
             self.kept * classes + context_dim,
             hidden,
             self.changed * self.modulo.params,
@@ -534,10 +536,10 @@ class ModuloAutoregressive(DiscreteMap):
         temperature: float = 1.0,
     ) -> None:
         super().__init__()
-        self.event_in = (conditioner.dim, classes)
-        self.event_out = (conditioner.dim, classes)
-        self.context_dim = conditioner.context_dim
-        self.modulo = Modulo(classes, scale, temperature)
+        self.event_in: tuple[int, ...] = (conditioner.dim, classes)
+        self.event_out: tuple[int, ...] = (conditioner.dim, classes)
+        self.context_dim: int = conditioner.context_dim
+        self.modulo: Modulo = Modulo(classes, scale, temperature)
         params = self.modulo.params
         if conditioner.out != params:
             raise ValueError(

@@ -15,14 +15,14 @@ import copy
 import hashlib
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayou.flows.core.bases import CodecError
 from bayou.flows.core.compose import MapChain, MapInverse
@@ -218,11 +218,11 @@ class CodingModel:
     def __init__(self, flow: Flow, context: Tensor | None = None) -> None:
         if reason := uncodable(flow):
             raise CodecError(f"this flow cannot be used for compression: {reason}")
-        self.reference = next(flow.parameters(), flow.base.anchor)
-        self.device = torch.device("cpu")
+        self.reference: nn.Parameter | Tensor = next(flow.parameters(), flow.base.anchor)
+        self.device: torch.device = torch.device("cpu")
         if self.reference.is_cuda:  # other devices lack float64
             self.device = self.reference.device
-        self.flow = copy.deepcopy(flow).to(self.device, torch.float64).eval()
+        self.flow: Flow = copy.deepcopy(flow).to(self.device, torch.float64).eval()
         if not (context is None or isinstance(context, Tensor)):
             raise CodecError(
                 f"the context must be a tensor (..., context_dim), got {type(context).__name__}"
@@ -231,7 +231,7 @@ class CodingModel:
         if context is not None:
             self.context = context.detach().to(self.device, torch.float64)
         self.base: DiscreteBase = self.flow.base  # type: ignore[assignment]
-        self.digest = self._compute_digest()
+        self.digest: bytes = self._compute_digest()
 
     def _compute_digest(self) -> bytes:
         """Return 8 bytes that depend on the modules, the weights and the context."""
@@ -375,8 +375,8 @@ class Edges:
     def __init__(self, base: DiscreteBase, params: Tensor, low: int, high: int) -> None:
         rounded_params = (params.cpu() * PARAMETER_STEPS).round() / PARAMETER_STEPS
         tables = base.tables(rounded_params.flatten(0, -2))
-        self.tables = [table.contiguous().numpy() for table in tables]
-        self.below = base.below
+        self.tables: list[NDArray[Any]] = [table.contiguous().numpy() for table in tables]
+        self.below: Callable[..., NDArray[Any]] = base.below
         self.low = low
         self.high = high
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,7 +65,9 @@ class Groups(nn.Module):
             )
         self.nets: Modules[nn.Module] = nn.ModuleList(nets)  # type: ignore[assignment]
         self.register_buffer("known", torch.stack([groups < g for g in range(count)]))
-        self.members = [(groups.flatten() == g).nonzero()[:, 0].tolist() for g in range(count)]
+        self.members: list[list[Any]] = [
+            (groups.flatten() == g).nonzero()[:, 0].tolist() for g in range(count)
+        ]
 
     def group(self, x: Tensor, g: int) -> Tensor:
         """Compute parameters (..., D, P), valid for the symbols of group g.
@@ -164,7 +167,7 @@ class DiscreteBase(NoiseBase):
         self.conditioner = conditioner
         self.register_buffer("first", first)
         if conditioner is None:
-            self.table = nn.Parameter(torch.zeros(symbols, len(first)))
+            self.table: nn.Parameter = nn.Parameter(torch.zeros(symbols, len(first)))
         elif isinstance(conditioner, Conditioner):
             sizes = (symbols, len(first))
             if (conditioner.dim, conditioner.out) != sizes:
@@ -400,17 +403,17 @@ class DiscretizedLogistic(DiscreteBase):
         mean: float | None = None,
         scale: float | None = None,
     ) -> None:
-        self.levels = check_size(levels, "the levels of DiscretizedLogistic", 2)
-        self.unit = levels / 2
+        self.levels: int = check_size(levels, "the levels of DiscretizedLogistic", 2)
+        self.unit: float = levels / 2
         check_size(components, "the components of DiscretizedLogistic")
-        self.center = (levels - 1) / 2 if mean is None else float(mean)
-        self.log_scale = math.log(levels / 12 if scale is None else scale)
+        self.center: float = (levels - 1) / 2 if mean is None else float(mean)
+        self.log_scale: float = math.log(levels / 12 if scale is None else scale)
         offsets = torch.zeros(1)
         if components > 1:
             offsets = torch.linspace(-MAX_COMPONENT_OFFSET, MAX_COMPONENT_OFFSET, components)
         first = torch.cat([torch.zeros(components), offsets, torch.zeros(components)])
         super().__init__(event, math.prod(as_event(event)), first, conditioner)
-        self.window = (0, levels - 1) if bounded else None
+        self.window: tuple[int, int] | None = (0, levels - 1) if bounded else None
 
     def _mixture(self, params: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return log w, mean and 1/scale of the components, (..., K) each."""
@@ -437,7 +440,10 @@ class DiscretizedLogistic(DiscreteBase):
     def pick(self, u: Tensor, params: Tensor) -> Tensor:
         """Draw symbols from uniform noise (..., 2): one for the component, one for its value."""
         log_w, means, steeps = self._mixture(params)
-        component = (u[..., :1] >= log_w.exp().cumsum(-1)[..., :-1]).sum(-1, keepdim=True)
+        component = torch.zeros_like(u[..., :1], dtype=torch.long)
+        if log_w.shape[-1] > 1:  # graphs of ONNX cannot sum over no edges
+            edges = log_w.exp().cumsum(-1)[..., :-1]
+            component = (u[..., :1] >= edges).sum(-1, keepdim=True)
         mean = means.expand(*u.shape[:-1], -1).gather(-1, component)
         steep = steeps.expand(*u.shape[:-1], -1).gather(-1, component)
         logits = u[..., 1:].clamp(MIN_PROBABILITY, 1 - MIN_PROBABILITY).logit()
@@ -483,7 +489,7 @@ class Categorical(DiscreteBase):
         event = (dim, check_size(classes, "the classes of Categorical", 2))
         super().__init__(event, dim, torch.zeros(classes), conditioner)
         self.classes = classes
-        self.window = (0, classes - 1)
+        self.window: tuple[int, int] | None = (0, classes - 1)
 
     def _conditioner_inputs(self, x: Tensor) -> Tensor:
         """Return one-hot rows, which the conditioner takes as they are."""

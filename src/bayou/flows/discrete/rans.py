@@ -116,12 +116,14 @@ class SymbolDecoder:
         CodecError: if the bytes do not contain the states that their header announces.
     """
 
+    cut: int
+
     def __init__(self, data: bytes) -> None:
         (lanes, self.cut, size), start = read_varints(data, 0, 3)
         packed_states = data[start : start + size]
         words = data[start + size :]
         digits = f"{int.from_bytes(packed_states, 'big'):b}"
-        self.states = np.zeros(check_at_most(lanes, MAX_LANES), np.uint64)
+        self.states: NDArray[np.uint64] = np.zeros(check_at_most(lanes, MAX_LANES), np.uint64)
         min_digits = 1 + lanes * (LENGTH_BITS + MIN_STATE_BITS + 1)
         is_short = len(packed_states) < size or len(digits) < min_digits
         if not lanes or is_short or len(words) % 4:
@@ -129,9 +131,9 @@ class SymbolDecoder:
                 f"{FORGED}: {len(data):,} bytes do not contain the states of {lanes} lanes"
             )
         self._read_states(digits)
-        self.words = np.frombuffer(words, "<u4").astype(np.uint64)
-        self.words_read = 0
-        self.symbols_read = 0
+        self.words: NDArray[np.uint64] = np.frombuffer(words, "<u4").astype(np.uint64)
+        self.words_read: int = 0
+        self.symbols_read: int = 0
 
     def _read_states(self, digits: str) -> None:
         """Read the state of every lane from binary digits, which begin with a 1."""

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, TypedDict, Unpack
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -333,26 +333,28 @@ class FlowProblem(Problem):
         super().__init__()
         parameters = [p for p in objective.flow.parameters() if p.requires_grad]
         self.settings = settings
-        self.title = "fitting"
-        self.max_seconds = settings.seconds
+        self.title: str = "fitting"
+        self.max_seconds: float | None = settings.seconds
         if self.max_seconds is not None:
             self.settings = replace(settings, schedule=self._rate_by_clock)
             self.title = f"fitting for {self.max_seconds:g} s"
-        self.flow = objective.flow
+        self.flow: Flow = objective.flow
         self.flow_objective = objective
         make_optimizer = settings.optimizer or adam
-        self.optimizer = make_optimizer(parameters, lr=settings.lr)
-        self.start_time = time.monotonic()
-        self.usual_rate = settings.rate
-        self.parameters_now = self.flow.state_dict()  # shares memory with the flow
-        self.last_good = {name: value.clone() for name, value in self.parameters_now.items()}
+        self.optimizer: torch.optim.Optimizer = make_optimizer(parameters, lr=settings.lr)
+        self.start_time: float = time.monotonic()
+        self.usual_rate: Callable[[float], float] = settings.rate
+        self.parameters_now: dict[str, Any] = self.flow.state_dict()  # shares memory with the flow
+        self.last_good: dict[str, Any] = {
+            name: value.clone() for name, value in self.parameters_now.items()
+        }
         self.history: list[HistoryRow] = []
-        self.best_score = math.inf
-        self.best_step = 0
-        self.attempt = 0
-        self.loss_sum = objective.anchor.new_zeros((), dtype=torch.float64)
-        self.loss_count = 0
-        self.recordable = objective.recordable and capturable(
+        self.best_score: float = math.inf
+        self.best_step: int = 0
+        self.attempt: int = 0
+        self.loss_sum: Tensor = objective.anchor.new_zeros((), dtype=torch.float64)
+        self.loss_count: int = 0
+        self.recordable: bool = objective.recordable and capturable(
             self.optimizer, objective.anchor.device
         )
         self.norm: Tensor = objective.anchor.new_zeros(())
@@ -425,7 +427,7 @@ class FlowProblem(Problem):
         warmup = self.settings.warmup
         self.flow_objective.warmed = min(1.0, done / warmup) if warmup else 1.0
         self.attempt = step + 1
-        self.warming = self.flow_objective.warmed < 1
+        self.warming: bool = self.flow_objective.warmed < 1
         inputs = self.flow_objective.inputs(step)
         if not self.recordable or not self.inputs:
             self.inputs = inputs
@@ -459,7 +461,7 @@ class FlowProblem(Problem):
     def _score(self) -> float:
         """Return the score; the steps of a solver may have changed with it."""
         score = self.flow_objective.score()
-        self.version = self.flow_objective.version
+        self.version: int = self.flow_objective.version
         return score
 
     def _record(self, record: dict[str, float]) -> None:

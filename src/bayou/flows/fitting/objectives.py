@@ -50,8 +50,8 @@ class Objective(ABC):
 
     measure: str
     name: Name
-    version = 0
-    warmed = 1.0
+    version: int = 0
+    warmed: float = 1.0
     recordable = False
 
     def __init__(self, flow: Flow, context: Tensor | None, seed: int) -> None:
@@ -61,8 +61,10 @@ class Objective(ABC):
             )
         self.flow = flow
         self.seed = seed
-        self.anchor = next(flow.parameters())  # dtype and device follow the parameters
-        self.context = None if context is None else context.to(self.anchor)
+        self.anchor: nn.Parameter = next(
+            flow.parameters()
+        )  # dtype and device follow the parameters
+        self.context: Tensor | None = None if context is None else context.to(self.anchor)
 
     @abstractmethod
     def inputs(self, step: int) -> tuple[Tensor, ...]:
@@ -133,7 +135,7 @@ class MaximumLikelihood(Objective):
     ) -> None:
         _check_data(flow, data, context)
         super().__init__(flow, context, seed)
-        self.data = data.detach().to(self.anchor)
+        self.data: Tensor = data.detach().to(self.anchor)
         rows = len(data)
         held_out = min(round(validation * rows), MAX_VALIDATION_ROWS)
         if validation > 0 and not 1 <= held_out < rows:
@@ -144,13 +146,15 @@ class MaximumLikelihood(Objective):
         order = torch.arange(rows)
         if held_out:
             order = rng.permutation(rows, rng.fold(seed, "split"))
-        self.held_out_rows = order[:held_out]
-        self.rows = order[held_out:]
-        self.measure = f"{'held-out' if held_out else 'training'} {self.loss_name}"
+        self.held_out_rows: Tensor = order[:held_out]
+        self.rows: Tensor = order[held_out:]
+        self.measure: str = f"{'held-out' if held_out else 'training'} {self.loss_name}"
         batch_size_used = min(batch_size, len(self.rows))
-        self.batches = _batches(len(self.rows), batch_size_used, rng.fold(seed, "batches"))
+        self.batches: Iterator[Tensor] = _batches(
+            len(self.rows), batch_size_used, rng.fold(seed, "batches")
+        )
         self.batch_size = batch_size
-        self.recordable = all(
+        self.recordable: bool = all(
             getattr(module, "recordable", True) for module in self._modules_in_a_step()
         )
 
@@ -276,9 +280,11 @@ class ReverseKL(Objective):
         self.log_density = log_density
         self.samples = samples
         if self.context is not None:
-            self.context = self.context.detach().reshape(-1, self.context.shape[-1])
+            self.context: Tensor = self.context.detach().reshape(-1, self.context.shape[-1])
             rows = len(self.context)
-            self.batches = _batches(rows, min(batch_size, rows), rng.fold(seed, "batches"))
+            self.batches: Iterator[Tensor] = _batches(
+                rows, min(batch_size, rows), rng.fold(seed, "batches")
+            )
 
     def inputs(self, step: int) -> tuple[Tensor, ...]:
         self.step = step

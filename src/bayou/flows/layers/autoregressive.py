@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bayou.flows.core.transform import ANGLES, Cost, Pair, Transform, broadcast_context
+from bayou.flows.core.transform import ANGLES, Cost, Event, Pair, Transform, broadcast_context
 from bayou.flows.layers.conditioners import Conditioner
 from bayou.flows.layers.elementwise import Elementwise
 
@@ -34,6 +34,8 @@ class Autoregressive(Transform):
         (torch.Size([10, 4]), torch.Size([10]))
     """
 
+    codomain: tuple[float, float]
+
     def __init__(self, elementwise: Elementwise, conditioner: Conditioner) -> None:
         super().__init__()
         if conditioner.out != elementwise.params:
@@ -51,10 +53,10 @@ class Autoregressive(Transform):
             self.domain = self.codomain = ANGLES
         self.elementwise = elementwise
         self.conditioner = conditioner
-        self.event_shape = conditioner.event
-        self.context_dim = conditioner.context_dim
-        self.forward_kind = conditioner.pass_cost
-        self.inverse_kind = max(Cost.autoregressive, elementwise.inverse_kind)
+        self.event_shape: Event = conditioner.event
+        self.context_dim: int = conditioner.context_dim
+        self.forward_kind: Cost = conditioner.pass_cost
+        self.inverse_kind: Cost = max(Cost.autoregressive, elementwise.inverse_kind)
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
         x, context = broadcast_context(x.flatten(-len(self.event_shape)), context)

@@ -10,7 +10,7 @@ from torch.distributions import Distribution, Normal
 
 from bayou.flows.core.arguments import as_event, promote
 from bayou.flows.core.bases import normal_cdf
-from bayou.flows.core.transform import Pair, Transform, clamp_inside, sum_event
+from bayou.flows.core.transform import Event, Pair, Transform, clamp_inside, sum_event
 
 
 class _AccurateNormal(Normal):
@@ -47,7 +47,7 @@ class InverseCDF(Transform):
         torch.Size([100, 2])
     """
 
-    domain = (0.0, 1.0)
+    domain: tuple[float, float] = (0.0, 1.0)
 
     def __init__(
         self,
@@ -56,10 +56,10 @@ class InverseCDF(Transform):
     ) -> None:
         super().__init__()
         shape = as_event(event, "InverseCDF")
-        self.event_shape = shape
-        self.family = _AccurateNormal if family is Normal else family
-        self.loc = nn.Parameter(torch.zeros(shape))
-        self.log_scale = nn.Parameter(torch.zeros(shape))
+        self.event_shape: Event = shape
+        self.family: Callable[..., Distribution] = _AccurateNormal if family is Normal else family
+        self.loc: nn.Parameter = nn.Parameter(torch.zeros(shape))
+        self.log_scale: nn.Parameter = nn.Parameter(torch.zeros(shape))
 
     def _distribution(self) -> Distribution:
         return self.family(self.loc, self.log_scale.exp(), validate_args=False)

@@ -59,7 +59,7 @@ class Conditioner(nn.Module, ABC):
 
     def __init__(self, dim: int, params: int, order: Order = None, context_dim: int = 0) -> None:
         super().__init__()
-        self.dim = check_size(dim, type(self).__name__)
+        self.dim: int = check_size(dim, type(self).__name__)
         self.out = params
         self.context_dim = context_dim
         self.event = (dim,)
@@ -190,7 +190,7 @@ class MADE(Conditioner):
             MaskedLinear(mask) for mask in masks
         )
         last_mask = (input_degrees[:, None] > degrees[-1]).repeat_interleave(params, 0)
-        self.last = zero_init(MaskedLinear(last_mask))
+        self.last: MaskedLinear = zero_init(MaskedLinear(last_mask))
         self.from_context: nn.Linear | None = None
         if context_dim:
             self.from_context = nn.Linear(context_dim, widths[0], bias=False)
@@ -305,12 +305,14 @@ class Recurrent(Conditioner):
         context_dim: int = 0,
     ) -> None:
         super().__init__(dim, params, order, context_dim)
-        self.hidden = check_size(hidden, "the hidden state of Recurrent")
-        self.read = nn.Linear(1, 3 * hidden)
-        self.carry = nn.Linear(hidden, 3 * hidden)
-        self.place = nn.Parameter(torch.zeros(dim, hidden))  # of the next coordinate
-        self.from_context = nn.Linear(context_dim, hidden) if context_dim else None
-        self.last = zero_init(nn.Linear(hidden, params))
+        self.hidden: int = check_size(hidden, "the hidden state of Recurrent")
+        self.read: nn.Linear = nn.Linear(1, 3 * hidden)
+        self.carry: nn.Linear = nn.Linear(hidden, 3 * hidden)
+        self.place: nn.Parameter = nn.Parameter(torch.zeros(dim, hidden))  # of the next coordinate
+        self.from_context: nn.Linear | None = (
+            nn.Linear(context_dim, hidden) if context_dim else None
+        )
+        self.last: nn.Linear = zero_init(nn.Linear(hidden, params))
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         steps = self.steps(x, context)

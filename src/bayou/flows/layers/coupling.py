@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -13,7 +14,10 @@ from bayou.flows.core.arguments import check_size
 from bayou.flows.core.nets import mlp
 from bayou.flows.core.transform import (
     ANGLES,
+    Cost,
+    Event,
     Ladj,
+    Map,
     Pair,
     Rows,
     Symmetric,
@@ -116,6 +120,8 @@ class Coupling(Symmetric, Transform):
         (torch.Size([10, 4]), torch.Size([10]))
     """
 
+    codomain: tuple[float, float]
+
     order: Tensor
     back: Tensor
 
@@ -131,12 +137,12 @@ class Coupling(Symmetric, Transform):
     ) -> None:
         super().__init__()
         kept = coupling_mask(dim, mask, flip)
-        self.event_shape = (dim,)
+        self.event_shape: Event = (dim,)
         self.context_dim = context_dim
         self.elementwise = elementwise
-        self.inverse_kind = elementwise.inverse_kind
-        self.kept = int(kept.sum())
-        self.changed = int((~kept).sum())
+        self.inverse_kind: Cost = elementwise.inverse_kind
+        self.kept: int = int(kept.sum())
+        self.changed: int = int((~kept).sum())
         order = torch.cat([kept.nonzero()[:, 0], (~kept).nonzero()[:, 0]])
         self.register_buffer("order", order)
         self.register_buffer("back", order.argsort())
@@ -150,7 +156,9 @@ class Coupling(Symmetric, Transform):
         if elementwise.circular:
             self.domain = self.codomain = ANGLES
         inputs = self.kept * (1 + elementwise.circular) + context_dim
-        self.conditioner = conditioner or mlp(inputs, hidden, self.changed * elementwise.params)
+        self.conditioner: nn.Module | nn.Sequential = conditioner or mlp(
+            inputs, hidden, self.changed * elementwise.params
+        )
 
     def _split(self, x: Tensor) -> Pair:
         """Return the kept and the remaining coordinates of x."""
@@ -187,6 +195,83 @@ class Coupling(Symmetric, Transform):
         return self._join(kept, rest), log_slope.sum(-1)
 
 
+def couple_together(couplings: Sequence[Coupling], x: Tensor) -> tuple[Tensor, Tensor]:
+    """Apply couplings of several flows at once, forward.
+
+    Only the networks are called one by one: the elementwise maps of all flows are one operation,
+    which for small vectors takes as long as that of one flow.
+
+    Args:
+        couplings: G couplings for which ``can_couple_together`` holds.
+        x: the vectors of all flows, one after another, (..., ΣD).
+
+    Returns:
+        The results (..., ΣD), and the ladj of each flow, (G, ...).
+    """
+    elementwise = couplings[0].elementwise
+    layouts = tuple((c._alternates, c._keeps_first, c.kept, c.changed) for c in couplings)
+    order, back = _joint_order(layouts, x.device)
+    kept_sizes = [coupling.kept for coupling in couplings]
+    changed_sizes = [coupling.changed for coupling in couplings]
+    sizes = [sum(kept_sizes), sum(changed_sizes)]
+    kept, rest = x.index_select(-1, order).split(sizes, -1)
+    parameters = [
+        coupling.conditioner(inputs)
+        for coupling, inputs in zip(couplings, kept.split(kept_sizes, -1), strict=True)
+    ]
+    p = torch.cat(parameters, -1).unflatten(-1, (sizes[1], elementwise.params))
+    rest, log_slope = elementwise.forward(rest, p)
+    ladj = torch.stack([slopes.sum(-1) for slopes in log_slope.split(changed_sizes, -1)])
+    return torch.cat([kept, rest], -1).index_select(-1, back), ladj
+
+
+def can_couple_together(couplings: Sequence[Map]) -> bool:
+    """Return whether ``couple_together`` applies: couplings of halves or alternate coordinates.
+
+    Their elementwise maps must be equal, and none has a context.
+
+    Args:
+        couplings: one map of each flow.
+    """
+    first = couplings[0]
+    if type(first) is not Coupling:
+        return False
+    return all(
+        type(coupling) is Coupling
+        and coupling.elementwise == first.elementwise
+        and coupling.context_dim == 0
+        and not coupling.elementwise.circular
+        and (coupling._alternates or coupling._is_half)
+        for coupling in couplings
+    )
+
+
+@lru_cache(maxsize=64)
+def _joint_order(layouts: tuple[tuple[bool, bool, int, int], ...], device: torch.device) -> Pair:
+    """Return the order with all kept coordinates first, and its inverse.
+
+    Args:
+        layouts: of each coupling whether every second coordinate is kept, instead of one half,
+            whether coordinate 0 is, and the numbers of kept and of changed coordinates.
+        device: the device of the vectors.
+    """
+    kept_parts = []
+    changed_parts = []
+    start = 0
+    for alternates, keeps_first, kept, changed in layouts:
+        coordinates = torch.arange(start, start + kept + changed)
+        first_size = kept if keeps_first else changed
+        if alternates:
+            first, second = coordinates[::2], coordinates[1::2]
+        else:
+            first, second = coordinates[:first_size], coordinates[first_size:]
+        kept_parts.append(first if keeps_first else second)
+        changed_parts.append(second if keeps_first else first)
+        start += kept + changed
+    order = torch.cat(kept_parts + changed_parts)
+    return order.to(device), order.argsort().to(device)
+
+
 def _interleave(even: Tensor, odd: Tensor) -> Tensor:
     """Return the vector with these even and odd coordinates; ``even`` may have one more."""
     pairs = torch.stack([even[..., : odd.shape[-1]], odd], -1).flatten(-2)
@@ -218,10 +303,10 @@ class ResampledGate(Symmetric, Transform):
     def __init__(self, dim: int, hidden: Sequence[int] = (50,), context_dim: int = 0) -> None:
         super().__init__()
         self.register_buffer("mask", coupling_mask(dim, "alternate"))
-        self.event_shape = (dim,)
+        self.event_shape: Event = (dim,)
         self.context_dim = context_dim
-        self.gate = Gate()
-        self.conditioner = mlp(dim + context_dim, hidden, 2 * dim, nn.Tanh)
+        self.gate: Gate = Gate()
+        self.conditioner: nn.Sequential = mlp(dim + context_dim, hidden, 2 * dim, nn.Tanh)
 
     def _noise(self, rows: Rows, inverse: bool) -> tuple[()]:
         """Draw the mask of a training pass, which all rows share."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bayou.core import rng
 from bayou.flows.core.arguments import check_size, promote
 from bayou.flows.core.roots import solve_tanh
-from bayou.flows.core.transform import Cost, Pair, Symmetric, Transform
+from bayou.flows.core.transform import Cost, Event, Pair, Symmetric, Transform
 from bayou.flows.layers.elementwise import UNIT_SOFTPLUS
 from bayou.flows.layers.linear import multiply_reflections, orthonormalize
 
@@ -44,7 +44,7 @@ class _Stack(Symmetric, Transform):
 
     def __init__(self, dim: int, context_dim: int, theta: Tensor) -> None:
         super().__init__()
-        self.event_shape = (dim,)
+        self.event_shape: Event = (dim,)
         self.context_dim = check_size(context_dim, "the context", 0)
         self.theta = nn.Parameter(theta)
         self.weight: nn.Parameter | None = None
@@ -67,8 +67,8 @@ class _Stack(Symmetric, Transform):
         if batch[len(batch) - len(context_batch) :] != context_batch:
             context = context.expand(*batch, -1)
             context_batch = batch
-        contexts = context_batch.numel()
-        draws = batch[: len(batch) - len(context_batch)].numel()
+        contexts = math.prod(context_batch)
+        draws = math.prod(batch[: len(batch) - len(context_batch)])
         p = F.linear(context.reshape(contexts, self.context_dim), self.weight, self.theta.flatten())
         x = x.expand(*batch, -1).reshape(draws, contexts, x.shape[-1])
         return x.transpose(0, 1), p.reshape(contexts, *self.theta.shape), batch
@@ -181,10 +181,12 @@ class Radial(Transform):
 
     def __init__(self, dim: int, seed: rng.Seed = None) -> None:
         super().__init__()
-        self.event_shape = (check_size(dim, "Radial"),)
-        self.center = nn.Parameter(rng.normal(1, (dim,), torch.zeros(()), seed)[0])
-        self.log_alpha = nn.Parameter(torch.zeros(()))
-        self.raw_sum = nn.Parameter(torch.tensor(UNIT_SOFTPLUS))  # α + β = softplus(raw_sum)
+        self.event_shape: Event = (check_size(dim, "Radial"),)
+        self.center: nn.Parameter = nn.Parameter(rng.normal(1, (dim,), torch.zeros(()), seed)[0])
+        self.log_alpha: nn.Parameter = nn.Parameter(torch.zeros(()))
+        self.raw_sum: nn.Parameter = nn.Parameter(
+            torch.tensor(UNIT_SOFTPLUS)
+        )  # α + β = softplus(raw_sum)
 
     def _ladj(self, r: Tensor, alpha: Tensor, alpha_plus_beta: Tensor) -> Tensor:
         """Return log det at the distance r, each factor as a ratio of positive terms."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bayou.core import rng
 from bayou.flows.core.arguments import as_event, check_size, promote
-from bayou.flows.core.transform import Pair, Transform, batch_shape
+from bayou.flows.core.transform import Event, Pair, Transform, batch_shape
 
 
 class DiagonalAffine(Transform):
@@ -29,9 +29,9 @@ class DiagonalAffine(Transform):
     def __init__(self, event: int | Sequence[int]) -> None:
         super().__init__()
         shape = as_event(event, "DiagonalAffine")
-        self.event_shape = shape
-        self.log_scale = nn.Parameter(torch.zeros(shape))
-        self.shift = nn.Parameter(torch.zeros(shape))
+        self.event_shape: Event = shape
+        self.log_scale: nn.Parameter = nn.Parameter(torch.zeros(shape))
+        self.shift: nn.Parameter = nn.Parameter(torch.zeros(shape))
 
     def _ladj(self, x: Tensor) -> Tensor:
         batch = batch_shape(x, self.event_shape)
@@ -103,9 +103,9 @@ class LULinear(Transform):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.event_shape = (check_size(dim, "LULinear"),)
-        self.weight = _TriangularFactors(dim)
-        self.shift = nn.Parameter(torch.zeros(dim))
+        self.event_shape: Event = (check_size(dim, "LULinear"),)
+        self.weight: _TriangularFactors = _TriangularFactors(dim)
+        self.shift: nn.Parameter = nn.Parameter(torch.zeros(dim))
 
     def _ladj(self, x: Tensor) -> Tensor:
         return self.weight.log_determinant().expand(x.shape[:-1])
@@ -131,8 +131,8 @@ class Conv1x1(Transform):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.event_shape = (check_size(channels, "Conv1x1"), None, None)
-        self.weight = _TriangularFactors(channels)
+        self.event_shape: Event = (check_size(channels, "Conv1x1"), None, None)
+        self.weight: _TriangularFactors = _TriangularFactors(channels)
 
     def _ladj(self, x: Tensor) -> Tensor:
         pixels = x.shape[-1] * x.shape[-2]
@@ -198,9 +198,9 @@ class Householder(Transform):
 
     def __init__(self, dim: int, reflections: int | None = None, seed: rng.Seed = None) -> None:
         super().__init__()
-        self.event_shape = (check_size(dim, "Householder"),)
+        self.event_shape: Event = (check_size(dim, "Householder"),)
         count = check_size(dim if reflections is None else reflections, "the number of reflections")
-        self.vectors = nn.Parameter(rng.normal(count, (dim,), torch.zeros(()), seed))
+        self.vectors: nn.Parameter = nn.Parameter(rng.normal(count, (dim,), torch.zeros(()), seed))
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
         y = x @ multiply_reflections(self.vectors.mT).mT
@@ -228,7 +228,7 @@ class Permutation(Transform):
         index = torch.as_tensor(order, dtype=torch.long)
         if index.numel() == 0 or not is_permutation(index, index.numel()):
             raise ValueError(f"Permutation needs each of 0..D-1 once, got {index.tolist()}")
-        self.event_shape = (len(index),)
+        self.event_shape: Event = (len(index),)
         self.register_buffer("order", index)
         self.register_buffer("back", index.argsort())
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bayou.flows.core.arguments import check_size
-from bayou.flows.core.transform import Pair, Transform
+from bayou.flows.core.transform import Event, Pair, Transform
 from bayou.flows.layers.linear import DiagonalAffine
 
 MIN_STD = 1e-6  # of a coordinate in the batch that initializes ``ActNorm``
@@ -45,7 +45,7 @@ class ActNorm(DiagonalAffine):
         shape = (event,) if isinstance(event, int) else tuple(event)
         channels = check_size(shape[0], "ActNorm")  # type: ignore[arg-type]
         super().__init__((channels, *[1] * (len(shape) - 1)))
-        self.event_shape = shape
+        self.event_shape: Event = shape
         self.register_buffer("initialized", torch.zeros((), dtype=torch.bool))
         # not initialized, as a Python value that compiled code can branch on
         self._needs_statistics = True
@@ -102,15 +102,15 @@ class BatchNorm(Transform):
 
     def __init__(self, dim: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
         super().__init__()
-        self.event_shape = (check_size(dim, "BatchNorm"),)
+        self.event_shape: Event = (check_size(dim, "BatchNorm"),)
         if not eps > 0 or not 0 < momentum <= 1:
             raise ValueError(
                 f"BatchNorm needs eps > 0 and 0 < momentum <= 1, got eps={eps}, momentum={momentum}"
             )
         self.eps = eps
         self.momentum = momentum
-        self.log_scale = nn.Parameter(torch.zeros(dim))
-        self.shift = nn.Parameter(torch.zeros(dim))
+        self.log_scale: nn.Parameter = nn.Parameter(torch.zeros(dim))
+        self.shift: nn.Parameter = nn.Parameter(torch.zeros(dim))
         self.register_buffer("running_mean", torch.zeros(dim))
         self.register_buffer("running_var", torch.ones(dim))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from bayou.flows.core.arguments import check_size
-from bayou.flows.core.transform import Pair, Symmetric, Transform
+from bayou.flows.core.transform import Event, Pair, Symmetric, Transform
 
 
 class AmortizedAffine(Symmetric, Transform):
@@ -31,9 +31,9 @@ class AmortizedAffine(Symmetric, Transform):
 
     def __init__(self, dim: int, context_dim: int) -> None:
         super().__init__()
-        self.event_shape = (check_size(dim, "AmortizedAffine"),)
+        self.event_shape: Event = (check_size(dim, "AmortizedAffine"),)
         self.context_dim = context_dim
-        self.net = nn.Linear(check_size(context_dim, "the context"), 2 * dim)
+        self.net: nn.Linear = nn.Linear(check_size(context_dim, "the context"), 2 * dim)
         nn.init.zeros_(self.net.bias)
 
     def _both(self, x: Tensor, context: Tensor | None, inverse: bool) -> Pair:

@@ -48,6 +48,9 @@ class Causal(Conditioner):
     Shapes: x (..., D) with D = T·C, context (..., context_dim), output (..., D, P).
     """
 
+    channels: int
+    positions: int
+
     back: Tensor  # back[d]: the index of coordinate d in the order
 
     def __init__(
@@ -67,14 +70,18 @@ class Causal(Conditioner):
         if reverse:
             order = order.flip(0)
         super().__init__(indices.numel(), params, order, context_dim)
-        self.event = shape
+        self.event: tuple[int, ...] = shape
         self.register_buffer("back", self.order.argsort(), persistent=False)
         self.positions, self.channels = indices.shape
-        self.width = check_size(width, f"the width of {name}")
-        self.place = nn.Parameter(torch.zeros(self.positions, width))  # embeddings of positions
-        self.from_context = nn.Linear(context_dim, width, bias=False) if context_dim else None
-        self.head = MADE(self.channels, params, (width,), context_dim=width)
-        self.direct = zero_init(nn.Linear(width, self.channels * params, bias=False))
+        self.width: int = check_size(width, f"the width of {name}")
+        self.place: nn.Parameter = nn.Parameter(
+            torch.zeros(self.positions, width)
+        )  # embeddings of positions
+        self.from_context: nn.Linear | None = (
+            nn.Linear(context_dim, width, bias=False) if context_dim else None
+        )
+        self.head: MADE = MADE(self.channels, params, (width,), context_dim=width)
+        self.direct: nn.Linear = zero_init(nn.Linear(width, self.channels * params, bias=False))
 
     @abstractmethod
     def features(self, tokens: Tensor, embeddings: Tensor) -> Tensor:
@@ -286,8 +293,8 @@ class WaveNet(Causal):
             depth = max((self.positions - 1).bit_length(), 1)
             depth = min(depth, MAX_DEFAULT_WAVENET_LAYERS)
         check_size(depth, "the depth of WaveNet")
-        self.dilations = tuple(2**i for i in range(depth))
-        self.embed = nn.Linear(self.channels, width)
+        self.dilations: tuple[int, ...] = tuple(2**i for i in range(depth))
+        self.embed: nn.Linear = nn.Linear(self.channels, width)
         self.layers: Modules[_DilatedConv] = nn.ModuleList(  # type: ignore[assignment]
             _DilatedConv(width) for _ in range(depth)
         )
@@ -383,6 +390,9 @@ class PixelCNN(Causal):
         torch.Size([10, 36, 2])
     """
 
+    height: int
+    columns: int
+
     def __init__(
         self,
         event: Sequence[int],
@@ -405,8 +415,8 @@ class PixelCNN(Causal):
         if depth is None:
             depth = max(1, math.ceil(max(self.columns - 1, self.height - 2) / reach))
         check_size(depth, "the depth of PixelCNN")
-        self.embed_above = nn.Linear(self.channels, width)
-        self.embed_left = nn.Linear(self.channels, width)
+        self.embed_above: nn.Linear = nn.Linear(self.channels, width)
+        self.embed_left: nn.Linear = nn.Linear(self.channels, width)
         self.layers: Modules[_GatedPair] = nn.ModuleList(  # type: ignore[assignment]
             _GatedPair(width, reach) for _ in range(depth)
         )

@@ -43,7 +43,7 @@ class Decoder(ConditionalDistribution):
         levels: int = 256,
     ) -> None:
         super().__init__()
-        self.event = as_event(event, "the event")
+        self.event: tuple[int, ...] = as_event(event, "the event")
         self.net = net
         self.levels: int = check_size(levels, "the levels of pixels", 2)
 

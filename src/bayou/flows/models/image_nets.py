@@ -213,8 +213,8 @@ class GatedConv(_NormalizedResidual):
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels)
-        self.first = nn.Conv2d(channels, channels, 3, padding=1)
-        self.second = nn.Conv2d(channels, 2 * channels, 1)
+        self.first: nn.Conv2d = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second: nn.Conv2d = nn.Conv2d(channels, 2 * channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output of the layer.
@@ -250,9 +250,9 @@ class GatedAttention(_NormalizedResidual):
                 f"{channels} and {heads}"
             )
         self.heads = heads
-        self.place = nn.Parameter(torch.zeros(height * width, channels))
-        self.read = nn.Linear(channels, 3 * channels)
-        self.write = nn.Linear(channels, 2 * channels)
+        self.place: nn.Parameter = nn.Parameter(torch.zeros(height * width, channels))
+        self.read: nn.Linear = nn.Linear(channels, 3 * channels)
+        self.write: nn.Linear = nn.Linear(channels, 2 * channels)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output of the layer.

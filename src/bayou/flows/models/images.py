@@ -22,6 +22,7 @@ from bayou.flows.core.compose import Chain, Inverse, MapChain
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.nets import zero_init
 from bayou.flows.core.transform import (
+    Cost,
     Map,
     Pair,
     Symmetric,
@@ -109,23 +110,25 @@ class ImageCoupling(Symmetric, Transform):
             )
         self.event_shape: tuple[int | None, ...] = shape
         self.elementwise = elementwise
-        self.inverse_kind = elementwise.inverse_kind
-        self.is_checkerboard = mask == "checkerboard"
+        self.inverse_kind: Cost = elementwise.inverse_kind
+        self.is_checkerboard: bool = mask == "checkerboard"
         self.flip = flip
         channels = shape[0]
         size = shape[1:]
         if self.is_checkerboard:
             channels = 4 * shape[0]
             size = halve_size(shape, "a checkerboard")
-        self.first_channels = channels // 2
-        self.changed_channels = self.first_channels
+        self.first_channels: int = channels // 2
+        self.changed_channels: int = self.first_channels
         if not flip:
             self.changed_channels = channels - self.first_channels
         kept_channels = channels - self.changed_channels
-        self.context_shape = (context, *size) if context else (context_dim, 1, 1)
-        self.context_dim = math.prod(self.context_shape)
+        self.context_shape: tuple[int, int, int] = (
+            (context, *size) if context else (context_dim, 1, 1)
+        )
+        self.context_dim: int = math.prod(self.context_shape)
         inputs = kept_channels + context + context_dim
-        self.net = net((inputs, *size), elementwise.params * self.changed_channels)
+        self.net: nn.Module = net((inputs, *size), elementwise.params * self.changed_channels)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the kept and the changed entries, (..., channels, h, w) each."""
@@ -190,8 +193,8 @@ class Pointwise(Symmetric, Transform):
         super().__init__()
         self.event_shape: tuple[int, ...] = tuple(check_size(size, "Pointwise") for size in event)
         self.elementwise = elementwise
-        self.inverse_kind = elementwise.inverse_kind
-        self.context_dim = elementwise.params * math.prod(self.event_shape)
+        self.inverse_kind: Cost = elementwise.inverse_kind
+        self.context_dim: int = elementwise.params * math.prod(self.event_shape)
 
     def _both(self, x: Tensor, context: Tensor | None, inverse: bool) -> Pair:
         dims = len(self.event_shape)
@@ -223,9 +226,9 @@ class Sigmoid(Transform):
             raise ValueError(f"the margin of Sigmoid lies in [0, 0.5), got {margin}")
         self.event_shape: tuple[int, ...] = tuple(check_size(size, "Sigmoid") for size in event)
         self.margin = margin
-        self.width = 1 - 2 * margin
+        self.width: float = 1 - 2 * margin
         overhang = margin / self.width
-        self.codomain = (0.0 - overhang, 1.0 + overhang)  # not −0
+        self.codomain: tuple[float, float] = (0.0 - overhang, 1.0 + overhang)  # not −0
         self._log_volume = math.prod(self.event_shape) * math.log(self.width)
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:

@@ -128,12 +128,12 @@ class CausalTransformer(Causal):
                 f"{width} and {heads}"
             )
         # Distances from a token to the earlier ones that its input embeds.
-        self.delays = [1]
+        self.delays: list[int] = [1]
         row_length = self.event[2] // patch if len(self.event) == 3 else 1
         if row_length > 1:
             self.delays = sorted({1, max(row_length - 1, 1), row_length, row_length + 1})
-        self.embed = nn.Linear(len(self.delays) * self.channels, width)
-        self.norm = nn.LayerNorm(width)
+        self.embed: nn.Linear = nn.Linear(len(self.delays) * self.channels, width)
+        self.norm: nn.LayerNorm = nn.LayerNorm(width)
         check_size(depth, "the depth of CausalTransformer")
         self.blocks: Modules[_TransformerBlock] = nn.ModuleList(  # type: ignore[assignment]
             _TransformerBlock(width, heads) for _ in range(depth)

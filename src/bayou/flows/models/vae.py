@@ -100,9 +100,11 @@ class VAE(nn.Module):
         prior: Base | Flow | None = None,
     ) -> None:
         super().__init__()
-        self.map = Autoencoder(decoder, encoder)
+        self.map: Autoencoder = Autoencoder(decoder, encoder)
         latent_event = self.map.encoder.event
-        self.prior = StandardNormal(latent_event) if prior is None else prior
+        self.prior: StandardNormal | Base | Flow = (
+            StandardNormal(latent_event) if prior is None else prior
+        )
         if self.prior.event_shape != latent_event:
             raise ValueError(
                 f"the encoder has events {latent_event}, the prior {self.prior.event_shape}; use "
@@ -363,8 +365,8 @@ class NegativeElbo(MaximumLikelihood):
         self.vae = vae
         self.beta = beta
         if held_out is not None:
-            self.data = torch.cat([self.data, held_out.detach().to(self.anchor)])
-            self.held_out_rows = torch.arange(len(data), len(self.data))
+            self.data: Tensor = torch.cat([self.data, held_out.detach().to(self.anchor)])
+            self.held_out_rows: Tensor = torch.arange(len(data), len(self.data))
         scored = "held-out" if len(self.held_out_rows) > 0 else "training"
         self.measure = f"−ELBO of {scored} rows"
 

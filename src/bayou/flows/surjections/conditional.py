@@ -236,7 +236,7 @@ class Surjection(Map):
 
     takes_noise = True
     ladj_kind = Ladj.bound
-    opposite = Label()  # Inverse(self): exact
+    opposite: Label = Label()  # Inverse(self): exact
     event_in: tuple[int, ...]
     event_out: tuple[int, ...]
 

@@ -21,6 +21,7 @@ from bayou.core.constants import LOG_2PI
 from bayou.flows.core.arguments import as_event, check_size, promote
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import (
+    Event,
     Ladj,
     Map,
     Pair,
@@ -69,17 +70,19 @@ class Slice(Surjection):
         rest: ConditionalFlow | Flow | None = None,
     ) -> None:
         super().__init__()
-        self.event_in = as_event(event)
+        self.event_in: tuple[int, ...] = as_event(event)
         entries, *other_axes = self.event_in
         if not 0 < keep < entries:
             raise ValueError(
                 f"Slice needs 0 < keep < {entries}, the number of entries, got keep={keep}"
             )
-        self.event_out = (keep, *other_axes)
+        self.event_out: tuple[int, ...] = (keep, *other_axes)
         rest_event = (entries - keep, *other_axes)
         if rest is None:
             rest = normal(rest_event)
-        self.rest = as_conditional(rest).accepts(rest_event, self.event_out, "Slice")
+        self.rest: ConditionalFlow = as_conditional(rest).accepts(
+            rest_event, self.event_out, "Slice"
+        )
 
     def _inverse_noise(self, rows: Rows) -> tuple[Any, ...]:
         return (self.rest.noise(rows),)
@@ -108,12 +111,12 @@ class Abs(Surjection):
     Shapes: x, y (..., \*event), term (...).
     """
 
-    codomain = (0.0, math.inf)
+    codomain: tuple[float, float] = (0.0, math.inf)
 
     def __init__(self, event: int | Sequence[int], net: nn.Module | None = None) -> None:
         super().__init__()
-        self.event_in = as_event(event)
-        self.event_out = self.event_in
+        self.event_in: tuple[int, ...] = as_event(event)
+        self.event_out: tuple[int, ...] = self.event_in
         self.net = net
 
     def _inverse_noise(self, rows: Rows) -> tuple[Any, ...]:
@@ -153,8 +156,8 @@ class Sort(Surjection):
 
     def __init__(self, n: int, features: int | None = None) -> None:
         super().__init__()
-        self.event_in = as_event(n if features is None else (n, features))
-        self.event_out = self.event_in
+        self.event_in: tuple[int, ...] = as_event(n if features is None else (n, features))
+        self.event_out: tuple[int, ...] = self.event_in
 
     def _inverse_noise(self, rows: Rows) -> tuple[Any, ...]:
         return (rows.uniform(self.event_in[0]),)
@@ -217,10 +220,10 @@ class Max(Surjection):
 
     def __init__(self, n: int) -> None:
         super().__init__()
-        self.event_in = (check_size(n, "the entries of Max", 2),)
-        self.event_out = (1,)
-        self.mean = nn.Parameter(torch.zeros(()))
-        self.log_std = nn.Parameter(torch.zeros(()))
+        self.event_in: tuple[int, ...] = (check_size(n, "the entries of Max", 2),)
+        self.event_out: tuple[int, ...] = (1,)
+        self.mean: nn.Parameter = nn.Parameter(torch.zeros(()))
+        self.log_std: nn.Parameter = nn.Parameter(torch.zeros(()))
 
     def _inverse_noise(self, rows: Rows) -> tuple[Any, ...]:
         return open_uniform(rows, self.event_in[0] - 1), rows.uniform(1)
@@ -296,16 +299,16 @@ class Autoencoder(Map):
         encoder: ConditionalDistribution | Flow,
     ) -> None:
         super().__init__()
-        self.decoder = as_conditional(decoder)
-        self.encoder = as_conditional(encoder)
-        self.event_in = self.encoder.event
-        self.event_out = self.decoder.event
+        self.decoder: ConditionalDistribution = as_conditional(decoder)
+        self.encoder: ConditionalDistribution = as_conditional(encoder)
+        self.event_in: Event = self.encoder.event
+        self.event_out: Event = self.decoder.event
         self.decoder.accepts(self.event_out, self.event_in, "Autoencoder")
         self.encoder.accepts(self.event_in, self.event_out, "Autoencoder")
-        self.levels_in = self.encoder.levels
-        self.levels_out = self.decoder.levels
-        self.whole_in = self.levels_in is not None
-        self.whole_out = self.levels_out is not None
+        self.levels_in: int | None = self.encoder.levels
+        self.levels_out: int | None = self.decoder.levels
+        self.whole_in: bool = self.levels_in is not None
+        self.whole_out: bool = self.levels_out is not None
 
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
         distribution = self.encoder if inverse else self.decoder

@@ -60,14 +60,14 @@ class Dequantize(Surjection):
         q: ConditionalFlow | Flow | None = None,
     ) -> None:
         super().__init__()
-        self.event_in = as_event(event)
-        self.event_out = self.event_in
+        self.event_in: tuple[int, ...] = as_event(event)
+        self.event_out: tuple[int, ...] = self.event_in
         self.levels: int | None = None
         self._scale = 0.0  # ladj of x ↦ L·x
         if levels is not None:
             self.levels = check_size(levels, "the number of levels")
             self._scale = math.prod(self.event_in) * math.log(levels)
-        self.levels_out = self.levels
+        self.levels_out: int | None = self.levels
         self.q: ConditionalFlow | None = None
         if q is not None:
             self.q = as_conditional(q).accepts(self.event_in, self.event_out, "Dequantize")
@@ -126,11 +126,11 @@ class Argmax(Surjection):
 
     def __init__(self, dim: int, classes: int) -> None:
         super().__init__()
-        self.classes = check_size(classes, "the classes of Argmax", 2)
-        self.levels_out = self.classes
-        self.event_in = (check_size(dim, "the size"), classes)
-        self.event_out = (dim,)
-        self.location = nn.Parameter(torch.zeros(dim, classes))
+        self.classes: int = check_size(classes, "the classes of Argmax", 2)
+        self.levels_out: int | None = self.classes
+        self.event_in: tuple[int, ...] = (check_size(dim, "the size"), classes)
+        self.event_out: tuple[int, ...] = (dim,)
+        self.location: nn.Parameter = nn.Parameter(torch.zeros(dim, classes))
 
     def _inverse_noise(self, rows: Rows) -> tuple[Any, ...]:
         largest_u = open_uniform(rows, self.event_in[0])
@@ -191,15 +191,15 @@ class BinaryArgmax(Surjection):
 
     def __init__(self, dim: int, classes: int, q: ConditionalFlow | Flow | None = None) -> None:
         super().__init__()
-        self.classes = check_size(classes, "the classes of BinaryArgmax", 2)
-        self.levels_out = self.classes
-        self.bits = (classes - 1).bit_length()
-        self.event_in = (check_size(dim, "the size"), self.bits)
-        self.event_out = (dim,)
+        self.classes: int = check_size(classes, "the classes of BinaryArgmax", 2)
+        self.levels_out: int | None = self.classes
+        self.bits: int = (classes - 1).bit_length()
+        self.event_in: tuple[int, ...] = (check_size(dim, "the size"), self.bits)
+        self.event_out: tuple[int, ...] = (dim,)
         size = dim * self.bits
         if q is None:
             q = normal((size,))
-        self.q = as_conditional(q).accepts((size,), (size,), "BinaryArgmax")
+        self.q: ConditionalFlow = as_conditional(q).accepts((size,), (size,), "BinaryArgmax")
 
     def _inverse_noise(self, rows: Rows) -> tuple[Any, ...]:
         return self.q.noise(rows), rows.fold("code").uniform(self.event_in[0])
