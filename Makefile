@@ -12,7 +12,7 @@ SINGLE := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-slow test-oldest test-peers lint format bench docs gallery clean distclean
+.PHONY: help demo test test-slow test-oldest test-newest test-wheel test-peers lint format bench docs gallery clean distclean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
@@ -33,6 +33,19 @@ test-oldest:  ## run the tests with the oldest torch that pyproject.toml allows,
 	sed 's/^torch==.*/torch==2.9.0/' constraints.txt > .venv-oldest/constraints.txt
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-oldest/constraints.txt -e '.[test]'
 	$(SINGLE) .venv-oldest/bin/python -m pytest -n $(JOBS) --maxprocesses=8 --dist worksteal $(ARGS)
+
+test-newest:  ## run the tests with the newest torch there is, in a .venv-newest of its own
+	$(PYTHON) -m venv .venv-newest
+	sed '/^torch==/d; /^setuptools==/d' constraints.txt > .venv-newest/constraints.txt
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade -c .venv-newest/constraints.txt -e '.[test]' torch
+	$(SINGLE) .venv-newest/bin/python -m pytest -n $(JOBS) --maxprocesses=8 --dist worksteal $(ARGS)
+
+test-wheel: $(STAMPS)/test  ## build the wheel, install it with the lab extra into an empty .venv-wheel, and use it there as a reader of the README does
+	rm -rf dist .venv-wheel
+	$(BIN)/python -m build --no-isolation
+	$(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$(ls dist/*.whl)[lab]"
+	cd .venv-wheel && bin/python ../tests/packaging/first_use.py
 
 test-peers: $(STAMPS)/test $(STAMPS)/peers  ## run the tests that need other libraries (curvlinops, ArviZ, Lightning, ...)
 	$(SINGLE) SCIPY_ARRAY_API=1 $(BIN)/python -m pytest -n $(JOBS) --maxprocesses=8 --dist worksteal -m "peers and not slow" $(ARGS)
@@ -64,7 +77,7 @@ clean:  ## remove what the targets wrote, but keep .venv
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## remove .venv too
-	rm -rf $(VENV) .venv-oldest
+	rm -rf $(VENV) .venv-oldest .venv-newest .venv-wheel
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -76,8 +89,8 @@ $(STAMPS)/test: EXTRA := -e '.[test]'
 $(STAMPS)/lint: EXTRA := -e '.[lint]'
 $(STAMPS)/docs: EXTRA := -e '.[docs]'
 $(STAMPS)/bench: EXTRA := -e '.[bench]'
-# curvlinops asks for torchvision, whose CUDA build breaks a CPU torch: its light dependencies are named one by one.
-$(STAMPS)/peers: EXTRA := -e '.[peers]' && $(PIP) --no-deps curvlinops-for-pytorch einconv einops linear_operator opt_einsum
+# These ask for torchvision, whose CUDA build breaks a CPU torch: their light dependencies are named one by one.
+$(STAMPS)/peers: EXTRA := -e '.[peers]' && $(PIP) --no-deps curvlinops-for-pytorch laplace-torch asdfghjkl backpack-for-pytorch unfoldNd bayesian-torch einconv einops linear_operator opt_einsum
 $(STAMPS)/%: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) $(EXTRA)
 	@mkdir -p $(STAMPS) && touch $@

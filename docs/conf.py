@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 import sys
-from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,29 @@ from docutils.utils.math.latex2mathml import tex2mathml
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-import make_gallery  # noqa: E402  (beside this file)
+import api_stability  # noqa: E402  (beside this file)
+import make_gallery  # noqa: E402
 import pages  # noqa: E402
+import site_files  # noqa: E402
+
+import bayou  # noqa: E402
 
 project = "bayou"
 author = "bayou contributors"
 copyright = "2026, bayou contributors"
-version = release = installed_version("bayou")
+version = release = bayou.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+]
+copybutton_prompt_text = ">>> "
+copybutton_exclude = ".linenos, .gp, .go"
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["_build", "_generated"]
+exclude_patterns = ["_build", "_generated", "templates"]
 myst_enable_extensions = ["colon_fence", "dollarmath", "deflist"]
 myst_heading_anchors = 3
 
@@ -45,6 +56,17 @@ html_show_sphinx = False
 html_copy_source = False
 html_math_renderer = "mathml"
 html_static_path = ["static"]
+templates_path = ["templates"]
+html_sidebars = {
+    "**": [
+        "sidebar/brand.html",
+        "sidebar/search.html",
+        "sidebar/versions.html",
+        "sidebar/scroll-start.html",
+        "sidebar/navigation.html",
+        "sidebar/scroll-end.html",
+    ]
+}
 html_favicon = "static/favicon.svg"
 html_css_files = ["site.css"]
 html_js_files = ["site.js"]
@@ -76,6 +98,7 @@ def block_math(visitor: Any, node: nodes.math_block) -> None:
 def write_pages(app: Any) -> None:
     pages.write()
     make_gallery.write_pages()
+    (pages.GENERATED / "stability.md").write_text(api_stability.page(), encoding="utf-8")
 
 
 # The link of a source listing to the documentation of an object: its page, and the name of the
@@ -131,6 +154,8 @@ def setup(app: Any) -> None:
     )
     app.connect("builder-inited", write_pages)
     app.connect("html-page-context", repair_backlinks)
+    app.connect("html-page-context", site_files.add_metadata)
+    app.connect("build-finished", site_files.write_files)
     app.connect(
         "autodoc-process-docstring", plain_text, priority=400
     )  # before napoleon adds markup

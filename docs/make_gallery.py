@@ -25,6 +25,7 @@ import re
 import subprocess
 import sys
 import time
+import tomllib
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -43,6 +44,15 @@ QUALITY = (
     (72, 64),
     (64, 32),
 )  # dots per inch and colors, the first that fits
+SOURCE = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"][
+    "Source"
+]
+# The notebooks of the published site (docs/releasing.md).
+COLAB = (
+    SOURCE.replace("https://github.com/", "https://colab.research.google.com/github/")
+    + "/blob/gh-pages/latest/notebooks"
+)
+INSTALL = '%pip install -q "bayou[lab]"'
 THEMES = {
     "start": (
         "First steps",
@@ -141,8 +151,9 @@ def _is_public(name: str) -> bool:
 
 
 def examples(folder: Path = CACHE) -> dict[str, Example]:
-    """Every script by its name, which is unique, in the order of the page."""
-    found = [Example(path, folder) for path in sorted((ROOT / "examples").glob("*/*.py"))]
+    """Every script of a theme by its name, which is unique, in the order of the page."""
+    paths = sorted((ROOT / "examples").glob("*/*.py"))
+    found = [Example(path, folder) for path in paths if path.parent.name in THEMES]
     found.sort(key=lambda e: (list(THEMES).index(e.theme), e.title.lower()))
     named = {e.name: e for e in found}
     if len(named) < len(found):
@@ -245,6 +256,7 @@ def page(example: Example) -> str:
     fetch = (
         f"Download: {{download}}`script <{script}>` · {{download}}`notebook <{example.name}.ipynb>`"
     )
+    fetch += f" · [open in Colab]({COLAB}/{example.name}.ipynb)"
     parts.insert(1, f"{fetch} · {result['seconds']:.0f} s on one core ({result['machine']})")
     if names := example.names():
         parts.append("API: " + ", ".join(f"{{py:obj}}`{name}`" for name in names))
@@ -252,9 +264,10 @@ def page(example: Example) -> str:
 
 
 def notebook(example: Example) -> str:
-    """The script as a notebook (nbformat 4.5)."""
+    """The script as a notebook (nbformat 4.5), which installs bayou after its title."""
     cells: list[dict[str, Any]] = []
-    for k, (code, source) in enumerate(example.cells):
+    title, *others = example.cells
+    for k, (code, source) in enumerate([title, (True, INSTALL), *others]):
         cell = {"id": f"cell-{k}", "metadata": {}, "source": source.splitlines(keepends=True)}
         extra = (
             {"cell_type": "code", "execution_count": None, "outputs": []}

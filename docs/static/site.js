@@ -66,7 +66,24 @@
     });
   };
 
+  // The folders of all versions lie beside that of this one, and versions.json beside them.
+  const switchable = async (select) => {
+    const root = new URL(select.dataset.root, location.href);
+    const current = select.options[0].text;
+    const answer = await fetch(new URL("../versions.json", root)).catch(() => null);
+    if (!answer || !answer.ok) return; // one version only
+    const versions = await answer.json();
+    for (const { name, folder } of versions) {
+      if (name !== current) select.add(new Option(name, folder));
+    }
+    select.addEventListener("change", () => {
+      location.href = new URL(`../${select.value}/${select.dataset.page}.html`, root).href;
+    });
+  };
+
   document.addEventListener("DOMContentLoaded", () => {
+    const select = document.getElementById("version");
+    if (select && location.protocol.startsWith("http")) switchable(select);
     const tables = [...document.querySelectorAll("article table.docutils")];
     tables.forEach((table) => {
       sortable(table);

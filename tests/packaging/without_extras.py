@@ -57,6 +57,9 @@ MISSING = [
     ("pyarrow", "parquet", parquet),
     ("botorch", "botorch", lambda: import_module("bayou.adapters.botorch")),
     ("onnxscript", "onnx", onnx),
+    ("huggingface_hub", "hub", lambda: bayou.from_pretrained("owner/name", torch.nn.Linear(1, 1))),
+    ("mlflow", "mlflow", lambda: bayou.mlflow.load_model("folder")),
+    ("sbi", "sbi", lambda: import_module("bayou.adapters.sbi")),
 ]
 problems = []
 for module, extra, use in MISSING:
