@@ -22,7 +22,9 @@ from inspect import getdoc
 from pathlib import Path
 from typing import Any
 
+from bayou.app.report.truth import row_cells
 from bayou.core.specs import args_entries
+from bayou.truth import REFERENCES, committed_rows
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "experiments" / "results"
@@ -106,7 +108,8 @@ PAGES = {
     "rankone": Page(
         r"BatchEnsemble|rank-1|\d+ snapshots|sub-ensemble", classes=("bayou.guides.RankOne",)
     ),
-    "tabm": Page(r"TabM|tabm"),
+    "tabm": Page(r"TabM(?!, own)|tabm(?!-noise)"),
+    "tabm-noise": Page(r"tabm-noise|TabM, own noise"),
     "bins": Page(r"(?i:bins)\b"),
     "vi": Page(classes=("bayou.VI",)),
     "ffg": Page(
@@ -130,7 +133,9 @@ PAGES = {
     "laplace-last": Page(r"(Laplace|laplace|kronecker).*last", classes=("bayou.Laplace",)),
     "sngp": Page(r"SNGP|DDU"),
     "vbll": Page(r"VBLL|vbll", classes=("bayou.methods.VBLL",)),
-    "wide": Page(r"wide\b|Wide\b", classes=("bayou.methods.Wide",)),
+    "wide": Page(r"wide(?!-)\b|Wide\b", classes=("bayou.methods.Wide",)),
+    "wide-noise": Page(r"wide-noise"),
+    "linear": Page(r"bayou linear"),
     "tfb": Page(r"TFB", classes=("bayou.methods.TFB",)),
     "swag": Page(r"(multi-)?SWAG|swag", classes=("bayou.SWAG",)),
     "samplers": Page(),
@@ -393,6 +398,13 @@ def results_table() -> str:
     return markdown_table(["table", "date", "command", "limits"], rows)
 
 
+def board_table(against: str) -> str:
+    """The committed rows of a reference, sorted by total variation."""
+    rows = sorted(committed_rows(against), key=lambda row: row.total_variation)
+    found = [row_cells(row) for row in rows]
+    return markdown_table(list(found[0]), [list(row.values()) for row in found])
+
+
 # --- flows --------------------------------------------------------------------------------------
 
 
@@ -483,13 +495,16 @@ API = {
     "bayou": ["methods", "methods.vi", "inference.elbo", "posteriors.posterior", "posteriors.guided"],
     "bayou.guides": ["guide"],
     "bayou.methods": ["method"],
-    "bayou.operations": [],
+    "bayou.operations": ["conformal.predictors", "conformal.weights"],
+    "bayou.operations.ood": ["fitting", "detector"],
+    "bayou.calibration": ["maps"],
     "bayou.posteriors": ["guided", "network_draw"],
     "bayou.likelihoods": ["base"],
     "bayou.priors": [],
     "bayou.select": ["plans", "named", "recipes"],
     "bayou.networks": ["table", "embeddings"],
     "bayou.metrics": ["scores"],
+    "bayou.truth": ["board", "predictions"],
     "bayou.diagnostics": ["bound", "modes"],
     "bayou.data": [],
     "bayou.flows": ["core.transform", "core.flow", "core.bases", "layers.builders", "checking.check",
@@ -550,6 +565,7 @@ def generated() -> dict[str, str]:
         **{
             f"tables/{path.stem}.md": table_page(path.stem) for path in sorted(RESULTS.glob("*.md"))
         },
+        **{f"board/{name}.md": board_table(name) for name in REFERENCES},
         **{f"rows/{name}.md": measured(page) for name, page in PAGES.items()},
         **{f"settings/{name}.md": settings(page) for name, page in PAGES.items()},
         **{

@@ -22,7 +22,11 @@ if TYPE_CHECKING:
         posteriors as posteriors,
         priors as priors,
         select as select,
+        truth as truth,
     )
+    from bayou.adapters import hub as hub, mlflow as mlflow
+    from bayou.adapters.hub import from_pretrained as from_pretrained
+    from bayou.adapters.laplace_torch import from_laplace as from_laplace
     from bayou.adapters.sklearn import (
         BayesClassifier as BayesClassifier,
         BayesRegressor as BayesRegressor,
@@ -68,6 +72,7 @@ if TYPE_CHECKING:
         MixingWarning as MixingWarning,
         elbo as elbo,
     )
+    from bayou.operations import ood as ood
     from bayou.operations.acquire import acquire as acquire
     from bayou.operations.calibrate import calibrate as calibrate
     from bayou.operations.compress import compress as compress

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 from bayou.core.extras import extra
@@ -14,6 +15,8 @@ def main() -> None:
             from bayou.app.cli.app import main as run
     except ImportError as error:
         sys.exit(str(error))
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a pipe of Windows may have no ± and no σ
+        sys.stdout.reconfigure(errors="replace")
     run()
 
 

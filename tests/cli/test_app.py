@@ -18,6 +18,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import bayou
+from bayou import truth
 from bayou.app.cli import app as commands
 from bayou.app.runs.config import Config
 from bayou.app.runs.folder import Run
@@ -106,6 +107,7 @@ def test_missing_packages_are_named(folder, monkeypatch):
         ("methods", "mnf"),
         ("flows", "form='orthogonal'"),
         ("nets", "lenet"),
+        ("references", "hmc-digits"),
     ],
 )
 def test_lists(topic, name):
@@ -113,6 +115,45 @@ def test_lists(topic, name):
     assert name in output
     assert "partial(" not in output
     assert run_bayou("list dogs").exit_code == 2
+
+
+def test_score_puts_predictions_among_the_committed_rows(folder):
+    reference = truth.reference("hmc-digits")
+    probs = 0.9 * reference.log_probs.exp() + 0.01
+    truth.write_predictions("wide.npz", probs, name="Wide HMC", epochs=3)
+    result = succeed("score wide.npz --against hmc-digits --out entry.json")
+    (line,) = (line for line in result.stdout.splitlines() if "Wide HMC" in line)
+    assert line.startswith("→ Wide HMC")
+    assert "place" in result.stderr
+    row = truth.score("wide.npz", "hmc-digits").row
+    assert f"{row.total_variation:.4f}" in line
+    entry = json.loads(Path("entry.json").read_text())
+    assert (entry["against"], entry["row"]["total_variation"]) == (
+        "hmc-digits",
+        row.total_variation,
+    )
+    rows = json.loads(succeed("score wide.npz --against hmc-digits --json").stdout)
+    assert [one["label"] for one in rows if one["scored"]] == ["Wide HMC"]
+    fail("score wide.npz --against hmc-digits --out entry.json", "already exists")
+    fail("score wide.npz --against hmc", "there is no reference 'hmc'; the names are hmc-cifar10,")
+    fail("score none.npz --against hmc-digits", "none.npz: No such file")
+
+
+def test_the_weight_of_the_kl_is_a_number_or_selected(folder, monkeypatch):
+    from bayou.select import kl_weight
+
+    monkeypatch.setattr(kl_weight, "KL_WEIGHTS", (1.0, 0.1))
+    write_table(folder / "things.csv")
+    train = "train things.csv --target kind --method lowrank --gain 5 --steps 5"
+    fail(f"{train} --beta cold", "--beta must be at least 0, or validation, got 'cold'")
+    result = succeed(f"{train} --beta validation --out run")
+    assert "was selected" in result.stderr
+    config = json.loads(Path("run/config.json").read_text())
+    assert config["beta"] == "validation"
+    assert "--beta validation" in Config.from_json(config).command()
+    assert Config("digits", beta="0.5").beta == 0.5
+    stages = json.loads(Path("run/lowrank-0/result.json").read_text())["selection"]
+    assert [trial["beta"] for trial in stages[0]["trials"]] == [1.0, 0.1]
 
 
 def test_version():
@@ -311,6 +352,7 @@ def test_a_run_of_auto_predicts_and_reports_with_its_mixture(folder, monkeypatch
 def test_settings_are_the_same_from_the_command_and_from_the_file(methods, folder, monkeypatch):
     """The command of a report and the file of a run folder have all settings of the run."""
     by_type = {"int": 3, "float": 0.125, "str": "word", "bool": True, "tuple[str, ...]": ("a", "b")}
+    by_type["float | str"] = 0.125
     values = {
         name: by_type[str(setting.type).removesuffix(" | None")]
         for name, setting in Config.settings().items()
@@ -457,3 +499,27 @@ def test_a_prediction_imports_only_what_it_uses(folder):
         for unused in UNUSED_BY_PREDICTIONS
         if f"{name}.".startswith(f"{unused}.")
     ]
+
+
+def test_update_prints_what_changed_and_writes_a_run(folder, short_search):
+    write_table("table.csv")
+    write_table("new.csv", rows=20)
+    write_table("unlabeled.csv", rows=3, target=False)
+    succeed("train table.csv --target kind --method laplace-last --steps 12 --gain 1 -q --out run")
+    result = succeed("update run --input new.csv --out second")
+    header, line = result.stdout.splitlines()[:2]
+    assert header.split() == [
+        "method", "rows_before", "rows_after", "nll", "expected", "standard_error", "seconds"
+    ]  # fmt: skip
+    cells = line.split()
+    assert (cells[0], int(cells[2]) - int(cells[1])) == ("laplace-last-0", 20)
+    assert result.stdout.splitlines()[-1] == "wrote second"
+    assert "equal rows that were learned before" in result.stderr  # the first rows of one table
+    (row,) = json.loads(succeed("update second --input new.csv --force --json").stdout)
+    assert row["rows_after"] == int(cells[2]) + 20
+    succeed("predict second --input unlabeled.csv")
+    succeed("evaluate second")
+    fail("update run --input unlabeled.csv", "has no target column 'kind'")
+    fail("update run --input new.csv --out second", "second already exists")
+    fail("update run --input new.csv --remove", "of 20 rows of new.csv are neither training rows")
+    fail("resume second", "were updated by new rows")

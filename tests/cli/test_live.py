@@ -1,7 +1,7 @@
 """The output of a run: a line for every event, and the progress of the current job."""
 
 from bayou.app.cli import live
-from bayou.app.cli.live import Board
+from bayou.app.cli.live import FitBoard
 from bayou.app.report.results import Average
 
 
@@ -11,7 +11,7 @@ def read_lines(capsys):
 
 def test_lines_without_a_terminal(capsys):
     """One line for each event, however long it is, and one from time to time in between."""
-    board = Board(["mnf-0"])
+    board = FitBoard(["mnf-0"])
     board.tell("mnf-0", "fitting", {})
     board.show("VI(MNF)", 10, 2000, {"elbo": -3.0})
     board.last_line = -live.LINE
@@ -23,7 +23,7 @@ def test_lines_without_a_terminal(capsys):
 
 
 def test_the_share_that_is_done_is_that_of_all_jobs(capsys):
-    board = Board(["mle-0", "map-0"])
+    board = FitBoard(["mle-0", "map-0"])
     for name, share in (("map-0", 0.99), ("mle-0", 0.5)):  # MAP is fitted first
         board.tell(name, "fitting", {})
         board.last_line = -live.LINE
@@ -36,7 +36,7 @@ def test_the_share_that_is_done_is_that_of_all_jobs(capsys):
 
 
 def test_unmixed_chains_and_methods_worse_than_map_are_marked(capsys):
-    board = Board(["sgld-0", "ffg-0"])
+    board = FitBoard(["sgld-0", "ffg-0"])
     chains = {"nll": 0.5, "r_hat": 1.61, "ess": 3.6, "mixed": False, "difference_from_map": None}
     board.tell("sgld-0", "done", chains)
     board.tell("ffg-0", "done", {"nll": 0.5, "difference_from_map": Average(0.04, 0.01)})

@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from bayou.app.cli.app import app
-from bayou.app.cli.live import Board
+from bayou.app.cli.live import FitBoard
 from bayou.app.runs.config import Config
 from bayou.app.runs.folder import Interrupted, Run
 from bayou.core import progress
@@ -74,7 +74,7 @@ def test_the_command_names_resume_which_continues_the_run(tmp_path, monkeypatch)
             signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Board, "tell", press)
+        patch.setattr(FitBoard, "tell", press)
         result = CliRunner().invoke(app, [*words, str(tmp_path / "run")])
     assert result.exit_code == 130
     assert f"interrupted; `bayou resume {tmp_path / 'run'}` continues" in result.stderr

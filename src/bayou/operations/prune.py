@@ -16,6 +16,7 @@ from bayou.operations.unit_graph import (
     BatchNorm,
     Constants,
     DepthwiseLayer,
+    UnitGraph,
     UnitGroup,
     UnitLayer,
     UnitTensor,
@@ -36,18 +37,18 @@ class Pruning:
     def __init__(self, net: nn.Module, std: Params, matrix_norms: Collection[str] = ()) -> None:
         self.net = net
         self.std = std
-        self.graph = build_unit_graph(net, self._constant_outputs, matrix_norms)
-        self.layers = self.graph.layers
-        self.depthwise = self.graph.depthwise
+        self.graph: UnitGraph = build_unit_graph(net, self._constant_outputs, matrix_norms)
+        self.layers: dict[str, UnitLayer] = self.graph.layers
+        self.depthwise: dict[str, DepthwiseLayer] = self.graph.depthwise
         self.weight_ratios: dict[str, Tensor] = {}  # in the shape of the weight
         for name, weight in _weights(net).items():
             spread = std.get(name, torch.zeros_like(weight))
             self.weight_ratios[name] = weight.square() / spread.square()
         self.bits: dict[str, int] = {}  # of a number of each rounded tensor
         reference = next(net.parameters())
-        self.dtype = reference.dtype
-        self.device = reference.device
-        self.stays = {
+        self.dtype: torch.dtype = reference.dtype
+        self.device: torch.device = reference.device
+        self.stays: dict[UnitGroup, Tensor] = {
             layer.units: self._full_mask(layer.units.size) for layer in self.layers.values()
         }
 

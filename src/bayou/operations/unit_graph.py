@@ -157,7 +157,9 @@ class UnitLayer:
     read: UnitTensor | None = None
 
     def __post_init__(self) -> None:
-        self.outputs = UnitGroup(self.module.weight.shape[self.axes[0]])  # before groups are merged
+        self.outputs: UnitGroup = UnitGroup(
+            self.module.weight.shape[self.axes[0]]
+        )  # before groups are merged
 
     @property
     def units(self) -> UnitGroup:

@@ -33,14 +33,16 @@ from bayou.app.cli.process import (
     terminate_like_ctrl_c,
     workers,
 )
+from bayou.app.cli.shift_table import print_shift
 from bayou.app.runs.config import default_method
 from bayou.core.progress import command_line_spelling
 
 if TYPE_CHECKING:
     from bayou.app.report.page import RunReport
     from bayou.app.runs.folder import Run
+    from bayou.app.runs.watching import WatchedRows, WatchedRun
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     cls=ErrorsAsSentences,
     help="Train, compare and use Bayesian neural networks.",
     add_completion=False,
@@ -141,6 +143,31 @@ def predict(
         Path | None,
         typer.Option(help="labeled rows not used in training, for conformal intervals or sets"),
     ] = None,
+    conformal_shift: Annotated[
+        str | None,
+        typer.Option(
+            help="covariate if the inputs differ from those of --conformal, label if the "
+            "frequencies of classes do"
+        ),
+    ] = None,
+    conformal_groups: Annotated[
+        str | None,
+        typer.Option(help="a column of both files, for a guarantee within each of its values"),
+    ] = None,
+    ood: Annotated[
+        bool, typer.Option("--ood", help="add the column unusual: a p-value, small if unusual")
+    ] = False,
+    exceeds: Annotated[
+        str | None,
+        typer.Option(help="a threshold: adds the probability that the target is above it"),
+    ] = None,
+    costs: Annotated[
+        Path | None,
+        typer.Option(
+            help="a table of costs, a row for each action and a column for each class: adds the "
+            "action of the lowest expected cost"
+        ),
+    ] = None,
 ) -> None:
     """Predict new rows: class and probabilities or mean and interval, entropy, epistemic part."""
     from bayou.app.runs.predictions import write_predictions
@@ -155,10 +182,129 @@ def predict(
         level=level,
         force=force,
         conformal=conformal,
+        conformal_shift=conformal_shift,
+        conformal_groups=conformal_groups,
+        ood=ood,
+        exceeds=exceeds,
+        costs=costs,
     )
     for note in notes:
         typer.echo(note, err=True)
     typer.echo(f"wrote {out}")
+
+
+@app.command()
+def update(
+    run: RunArgument,
+    input: Annotated[
+        Path, typer.Option(help="a file with the columns of the training data and the target")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="folder for the updated run; by default RUN-updated")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="only this method; by default all that can be updated")
+    ] = None,
+    forget: Annotated[
+        float | None,
+        typer.Option(help="weight of all rows before, such as 0.99, for relations that drift"),
+    ] = None,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="remove rows that were learned, instead of learning")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="update RUN in place")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Learn new rows without a new fit, or remove rows: writes an updated run folder."""
+    from bayou.app.runs.update import update_run
+
+    try:
+        path, rows, notes = update_run(
+            run, input, out=out, method=method, forget=forget, remove=remove, force=force
+        )
+    except KeyboardInterrupt:
+        typer.secho("interrupted; no run folder is incomplete", fg="yellow", err=True)
+        raise typer.Exit(130) from None
+    for note in notes:
+        typer.echo(note, err=True)
+    _print_rows(rows, as_json)
+    typer.echo(f"wrote {path}", err=as_json)
+
+
+@app.command()
+def calibrate(
+    run: RunArgument,
+    input: Annotated[
+        Path,
+        typer.Option(help="a file of rows with their target that were not used in training"),
+    ],
+    map: Annotated[
+        str,
+        typer.Option(
+            help="auto (chosen by cross-validation), none, temperature, isotonic; of classes also "
+            "vector, matrix, dirichlet, spline"
+        ),
+    ] = "auto",
+    method: Method = None,
+    seed: Seed = None,
+    samples: Samples = None,
+) -> None:
+    """Calibrate a posterior of a run on labeled rows; its predictions and report change."""
+    from bayou.app.runs.calibration import calibrate_run
+
+    lines = calibrate_run(run, input, map=map, method=method, seed=seed, samples=samples)
+    for line in lines:
+        typer.echo(line, err=True)
+    typer.echo(f"wrote {run}")
+
+
+@app.command()
+def label(
+    run: RunArgument,
+    pool: Annotated[
+        Path | None, typer.Option(help="a file of rows without target, from which rows are chosen")
+    ] = None,
+    labeled: Annotated[
+        Path | None,
+        typer.Option(help="chosen rows with their target, to be added to the training rows"),
+    ] = None,
+    n: Annotated[int, typer.Option("--n", help="how many rows to choose")] = 20,
+    score: Annotated[
+        str | None,
+        typer.Option(
+            help="epig, batchbald or bald, lcmd or determinant (numbers), variance, entropy, "
+            "random; by default batchbald for classes and lcmd for numbers"
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="the file to write; by default to_label.csv, or the training file with a number"
+        ),
+    ] = None,
+    method: Method = None,
+    seed: Seed = None,
+    samples: Samples = None,
+    force: Force = False,
+) -> None:
+    """Choose the rows of a pool to label next, or add labeled rows to the training file."""
+    from bayou.app.runs.labeling import add_labels, choose_rows
+
+    if (pool is None) == (labeled is None):
+        raise ValueError(
+            "give --pool FILE to choose rows to label, or --labeled FILE to add labeled rows"
+        )
+    if labeled is not None:
+        selection = add_labels(run, labeled, out, force=force)
+    elif pool is not None:
+        path = out or Path("to_label.csv")
+        selection = choose_rows(
+            run, pool, path, n, score, method=method, seed=seed, samples=samples, force=force
+        )
+    for note in selection.notes:
+        typer.echo(note, err=True)
+    typer.echo(f"wrote {selection.path}")
+    typer.echo(f"next: {selection.command}", err=True)
 
 
 @app.command()
@@ -201,8 +347,8 @@ def serve(
         typer.echo(note, err=True)
     with Server(service, host, port, limits=limits, quiet=quiet) as server:
         typer.echo(
-            f"serving {service.name} at {server.url} (POST /predict, GET /, GET /healthz); "
-            "Ctrl-C to stop"
+            f"serving {service.name} at {server.url} (POST /predict, GET /, GET /healthz, "
+            "GET /metrics); Ctrl-C to stop"
         )
         try:
             server.serve_forever()
@@ -232,6 +378,72 @@ def evaluate(
 
 
 @app.command()
+def watch(
+    run: RunArgument,
+    input: Annotated[
+        Path, typer.Option(help="new rows with the columns of the training data; y may be missing")
+    ],
+    alpha: Annotated[float, typer.Option(help="largest probability of a false alarm")] = 0.01,
+    time: Annotated[
+        str | None, typer.Option(help="a column of dates or numbers: test a trend in its order")
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(help="a file that adds up the evidence of every call, for a stream of rows"),
+    ] = None,
+    every: Annotated[
+        int | None, typer.Option(help="rows of a stream after which the evidence is shown")
+    ] = None,
+    method: Method = None,
+    seed: Seed = None,
+    samples: Samples = None,
+    out: Annotated[Path | None, typer.Option(help="where to write a page with plots")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    force: Force = False,
+) -> None:
+    """Compare new rows with the training rows: have inputs shifted, has the relation changed?
+
+    Exit code 0 if all is as expected, 1 if something shifted or changed, 3 for too few rows.
+    """
+    from bayou.app.runs import watching
+
+    watching.check_options(input, out, is_stream=bool(state or every), force=force)
+    watched = watching.WatchedRun.open(run, method=method, seed=seed, samples=samples)
+    rows = watched.read(input, time)
+    for note in (*watched.notes, *rows.notes):
+        typer.echo(note, err=True)
+    if state is not None or every is not None:
+        _watch_stream(watched, rows, alpha, state, every, as_json)
+        return
+    result = watched.compare(rows, alpha)
+    commands = watching.next_commands(result, watched.run, input)
+    print_shift(result, commands, as_json)
+    if out is not None:
+        from bayou.app.runs.watch_page import write_page
+
+        write_page(out, watched, rows, result, commands)
+        typer.echo(f"wrote {out}", err=as_json)
+    raise typer.Exit(watching.exit_code(result.verdict))
+
+
+def _watch_stream(
+    watched: WatchedRun,
+    rows: WatchedRows,
+    alpha: float,
+    state: Path | None,
+    every: int | None,
+    as_json: bool,
+) -> None:
+    """Print the evidence of a stream after each part of its rows."""
+    from bayou.app.runs.streams import look_row, looks
+    from bayou.app.runs.watching import exit_code
+
+    tests = list(looks(watched, rows, alpha, state, every))
+    _print_rows([look_row(test) for test in tests], as_json)
+    raise typer.Exit(exit_code(tests[-1].verdict))
+
+
+@app.command()
 def report(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="run folders; the first is the reference")
@@ -253,6 +465,41 @@ def report(
 
 
 @app.command()
+def score(
+    predictions: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="PREDICTIONS...",
+            help="NPZ files with probs (N, C) or log_probs; several are repetitions of one method",
+        ),
+    ],
+    against: Annotated[str, typer.Option(help="a reference, `bayou list references`")],
+    out: Annotated[
+        Path | None, typer.Option(help="where to write the row of the predictions, as JSON")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    force: Force = False,
+) -> None:
+    """Score class probabilities beside a reference (long HMC runs) and all committed rows."""
+    from bayou.app.report.truth import board_rows, summarize_board
+    from bayou.app.runs.json_files import check_output, write_json
+    from bayou.truth import score as score_predictions
+
+    if out is not None:
+        check_output(out, force)
+    board = score_predictions(predictions, against)
+    if as_json:
+        rows = [dataclasses.asdict(row) | {"scored": row is board.row} for row in board.rows]
+        _print_rows(rows, as_json)
+    else:
+        _print_rows(board_rows(board), as_json)
+    typer.echo(summarize_board(board), err=True)
+    if out is not None:
+        write_json(out, board.entry())
+        typer.echo(f"wrote {out}", err=as_json)
+
+
+@app.command()
 def verify() -> None:
     """Check the mathematics on this machine against known values."""
     from bayou.app.runs.verify import known_values
@@ -269,10 +516,13 @@ def verify() -> None:
 @app.command("list")
 def list_(
     what: Annotated[
-        str, typer.Argument(metavar="data|methods|likelihoods|flows|nets", help="what to list")
+        str,
+        typer.Argument(
+            metavar="data|methods|likelihoods|flows|nets|references", help="what to list"
+        ),
     ],
 ) -> None:
-    """List data sets, methods, likelihoods, flows or networks."""
+    """List data sets, methods, likelihoods, flows, networks or references of `bayou score`."""
     rows = list_entries(what)
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
@@ -309,10 +559,10 @@ def _start(ctx: typer.Context, methods: tuple[str, ...]) -> None:
 
 def _work(run: Run, quiet: bool, executor: str | None) -> None:
     """Fit the jobs of a run, print what came of them, and exit with 1 if one failed."""
-    from bayou.app.cli.live import Board
+    from bayou.app.cli.live import FitBoard
     from bayou.app.runs.folder import Interrupted
 
-    board = Board([job.name for job in run.jobs], quiet)
+    board = FitBoard([job.name for job in run.jobs], quiet)
     try:
         with workers(executor) as pool, board:
             run.work(

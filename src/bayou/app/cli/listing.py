@@ -11,7 +11,7 @@ def list_entries(topic: str) -> list[tuple[str, str]]:
     """Return names with their descriptions.
 
     Args:
-        topic: data, methods, likelihoods, nets or flows.
+        topic: data, methods, likelihoods, nets, flows or references.
 
     Raises:
         ValueError: there is no such list.
@@ -40,8 +40,13 @@ def list_entries(topic: str) -> list[tuple[str, str]]:
         from bayou.flows import registry
 
         return [(name, _first_line(entry.build)) for name, entry in registry("vector").items()]
+    if topic == "references":
+        from bayou.truth import REFERENCES
+
+        return [(name, source.summary) for name, source in REFERENCES.items()]
     raise ValueError(
-        f"there is no list of {topic!r}; ask for data, methods, likelihoods, flows or nets"
+        f"there is no list of {topic!r}; ask for data, methods, likelihoods, flows, nets or "
+        "references"
     )
 
 

@@ -7,6 +7,7 @@ import time
 from typing import Any, Self
 
 from rich.console import Console
+from rich.status import Status
 from rich.text import Text
 
 from bayou.app.report.tables import format_number
@@ -31,7 +32,7 @@ HEADS = {"difference_from_map": "NLL minus MAP", "r_hat": "R-hat", "ess": "ESS"}
 COLORS = {"done": "green", "failed": "red", "fitting": "dim", "baseline": "dim"}
 
 
-class Board:
+class FitBoard:
     """Lines about the jobs of a run, and on a terminal a line of progress below them.
 
     Args:
@@ -42,10 +43,12 @@ class Board:
     def __init__(self, names: list[str], quiet: bool = False) -> None:
         self.names = names
         self.quiet = quiet
-        self.console = Console(stderr=True)
-        self.status = None if quiet or not sys.stderr.isatty() else self.console.status("")
-        self.current_job = ""
-        self.last_line = 0.0
+        self.console: Console = Console(stderr=True)
+        self.status: Status | None = (
+            None if quiet or not sys.stderr.isatty() else self.console.status("")
+        )
+        self.current_job: str = ""
+        self.last_line: float = 0.0
         self.ended_jobs: set[str] = set()
 
     def __enter__(self) -> Self:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 import os
 import signal
 import sys
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -55,6 +53,10 @@ def workers(name: str | None) -> Iterator[Any]:
         raise ValueError(
             f"--executor {name}: the number of processes must be a whole number of at least 1"
         )
+    # Here, so that --help does not wait for them.
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
     pool = ProcessPoolExecutor(
         int(suffix or os.cpu_count() or 1), multiprocessing.get_context("spawn"), begin_worker
     )

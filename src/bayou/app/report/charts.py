@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 WIDTH = 380.0
 HEIGHT = 240.0
@@ -94,8 +94,8 @@ class Axes:
     marks: list[Mark] = field(default_factory=list)
     texts: list[tuple[float, float, str]] = field(default_factory=list)
     # In pixels, for the template.
-    floor = HEIGHT - BOTTOM
-    right = WIDTH - RIGHT
+    floor: ClassVar[float] = HEIGHT - BOTTOM
+    right: ClassVar[float] = WIDTH - RIGHT
     top = TOP
     width = WIDTH
     height = HEIGHT

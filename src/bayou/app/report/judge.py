@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bayou import diagnostics, metrics
 from bayou.app.report.bootstrap import LEVEL, row_errors
+from bayou.app.report.decision_curves import decision_curves
 from bayou.core.extras import extra
 from bayou.data import DataSet
 from bayou.diagnostics.baselines import Baseline
@@ -22,6 +23,8 @@ from bayou.posteriors import Posterior
 
 BATCH_ROWS = 2048  # predicted at a time
 HISTOGRAM_BINS = 24
+MAX_PIT_BINS = 20
+MIN_BIN_LEVELS = 5  # expected in each of them
 DEGREES = tuple(range(0, 181, 5))
 STRIP_PICTURES = 10
 LEVELS = tuple(round(0.05 + 0.1 * k, 2) for k in range(10))
@@ -82,14 +85,13 @@ def judge(
         if len(data.input_shape) == 3 and "3" in data.class_names:
             evaluation["rotation"] = rotation_curve(posterior, data, "3", options)
     else:
-        evaluation["reliability"] = _interval_reliability(predictive, y)
-        if data.input_shape == (1,):
-            evaluation["curve"] = curve_bands(posterior, data, options)
-        else:
-            evaluation["observed"] = observed_bands(predictive, y, data)
+        evaluation |= _number_curves(posterior, predictive, y, data, options)
         if ood_predictive is not None:
             evaluation["entropy"] = _std_histograms(predictive, ood_predictive, data.y_scale)
     evaluation["error_rejection"] = _error_rejection(predictive, y, data)
+    costs = decision_curves(predictive, y, data)
+    if costs is not None:
+        evaluation["decisions"] = costs
     return evaluation
 
 
@@ -150,6 +152,25 @@ def score(
     return predictive, ood_predictive, metrics.summary(predictive, y, ood_predictive, scale=scale)
 
 
+def _number_curves(
+    posterior: Posterior,
+    predictive: Predictive,
+    y: Tensor,
+    data: DataSet,
+    options: dict[str, Any],
+) -> dict[str, Any]:
+    """Return the reliability, the levels of y and the bands of a regression."""
+    curves: dict[str, Any] = {
+        "reliability": _interval_reliability(predictive, y),
+        "pit": _level_histogram(predictive, y),
+    }
+    if data.input_shape == (1,):
+        curves["curve"] = curve_bands(posterior, data, options)
+    else:
+        curves["observed"] = observed_bands(predictive, y, data)
+    return curves
+
+
 def _class_curves(
     predictive: Predictive,
     ood_predictive: Predictive | None,
@@ -175,6 +196,17 @@ def _interval_reliability(predictive: Predictive, y: Tensor) -> dict[str, Any]:
         "confidence": list(LEVELS),
         "accuracy": [metrics.coverage(predictive, y, level) for level in LEVELS],
         "count": [len(y)] * len(LEVELS),
+    }
+
+
+def _level_histogram(predictive: Predictive, y: Tensor) -> dict[str, Any]:
+    """Return the density of the levels F(y) in bins, and the p-value of their uniformity."""
+    bins = max(2, min(MAX_PIT_BINS, len(y) // MIN_BIN_LEVELS))
+    histogram = metrics.pit_histogram(predictive, y, bins)
+    return {
+        "edges": _to_list(histogram.edges),
+        "density": _to_list(histogram.density),
+        "p_value": histogram.p_value,
     }
 
 

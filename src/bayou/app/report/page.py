@@ -9,7 +9,7 @@ from typing import Any
 
 from bayou import __version__
 from bayou.app.report.charts import SHAPES
-from bayou.app.report.results import Result, Results, Section
+from bayou.app.report.results import Cell, Head, Result, Results, Section
 from bayou.app.report.sections import sections
 from bayou.app.report.tables import key_numbers
 from bayou.app.report.verdict import best_label, verdict
@@ -32,15 +32,17 @@ class RunReport:
 
     def __init__(self, results: Sequence[Result], config: dict[str, Any]) -> None:
         self.config = config
-        self.results = Results(
+        self.results: Results = Results(
             results,
             config.get("facts", {}),
             config.get("failures", {}),
             config.get("reference", "MAP"),
         )
-        self.best = best_label(self.results)
-        self.verdict = verdict(self.results)
-        self.key_numbers = key_numbers(self.results, self.best) if self.best else []
+        self.best: str | None = best_label(self.results)
+        self.verdict: list[str] = verdict(self.results)
+        self.key_numbers: list[tuple[Head, Cell]] = (
+            key_numbers(self.results, self.best) if self.best else []
+        )
 
     def html(self) -> str:
         """Return the page."""

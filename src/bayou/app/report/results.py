@@ -200,12 +200,12 @@ class Results:
         ]
         self.facts = facts
         self.failures = failures
-        self.labels = list(dict.fromkeys(result["label"] for result in self.all))
-        self.reference = reference if reference in self.labels else self.labels[0]
-        self.colors = {label: number for number, label in enumerate(self.labels)}
-        self.classes = self.all[0]["task"] == "classification"
-        self.seeds = len({result["seed"] for result in self.all})
-        self.splits = sorted({result["split"] for result in self.all})
+        self.labels: list[str] = list(dict.fromkeys(result["label"] for result in self.all))
+        self.reference: str = reference if reference in self.labels else self.labels[0]
+        self.colors: dict[str, int] = {label: number for number, label in enumerate(self.labels)}
+        self.classes: bool = self.all[0]["task"] == "classification"
+        self.seeds: int = len({result["seed"] for result in self.all})
+        self.splits: list[int] = sorted({result["split"] for result in self.all})
         facts_by_split = {first_split: facts}
         for split, split_facts in facts.get("splits", {}).items():
             facts_by_split[int(split)] = split_facts
@@ -215,7 +215,9 @@ class Results:
             for name, evaluation in evaluations.items():
                 names = {"label": name, "seed": 0, "split": split}
                 self._baseline_results.append(_null_to_nan(evaluation) | names)
-        self.baselines = list(dict.fromkeys(result["label"] for result in self._baseline_results))
+        self.baselines: list[str] = list(
+            dict.fromkeys(result["label"] for result in self._baseline_results)
+        )
 
     def of(self, label: str) -> list[Result]:
         """Return all seeds and splits of a method or a baseline.

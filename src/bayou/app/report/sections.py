@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 from bayou.app.report.charts import (
@@ -20,6 +20,7 @@ from bayou.app.report.charts import (
     line_chart,
     stack_areas,
 )
+from bayou.app.report.decision_curves import describe_costs
 from bayou.app.report.results import Figure, Results, Section
 from bayou.app.report.tables import checks, mixing, numbers, pairs, stages
 
@@ -41,6 +42,7 @@ def sections(results: Results) -> list[Section]:
         bands,
         uncertainty,
         calibration,
+        decisions,
         training,
         stages,
     )
@@ -131,8 +133,26 @@ def calibration(results: Results) -> Section | None:
     rejection = _rejection_chart(results)
     if rejection is not None:
         figures.append(Figure(rejection, "Error and rejection"))
-    about = {"left_out": most_left_out, "least": MIN_BIN_ROWS}
+    about: dict[str, Any] = {"left_out": most_left_out, "least": MIN_BIN_ROWS}
+    levels = _level_chart(results)
+    if levels is not None:
+        figures.append(Figure(levels, "Levels of y"))
+        about["p_values"] = [
+            (label, histogram["p_value"]) for label, histogram in results.first("pit")
+        ]
     return Section("calibration", figures=figures, legend=results.legend(), about=about)
+
+
+def _level_chart(results: Results) -> Axes | None:
+    """Draw the histograms of the levels F(y): flat where the predicted distribution is right."""
+    curves = []
+    for label, histogram in results.first("pit"):
+        edges = histogram["edges"]
+        heights = histogram["density"]
+        x = [edge for pair in pairwise(edges) for edge in pair]
+        y = [height for height in heights for _ in range(2)]
+        curves.append(Series(label, x, y, results.colors[label], points=0))
+    return line_chart(curves, "level of y in its predicted distribution", "density")
 
 
 def _rejection_chart(results: Results) -> Axes | None:
@@ -148,6 +168,44 @@ def _rejection_chart(results: Results) -> Axes | None:
         y = [factor * error for error in curve["error"]]
         curves.append(Series(label, x, y, results.colors[label]))
     return line_chart(curves, "rejected predictions, least certain first, %", y_label)
+
+
+def decisions(results: Results) -> Section | None:
+    """Show what decisions by the predictions cost, for several ratios of costs.
+
+    Args:
+        results: with the key decisions.
+    """
+    curves = results.first("decisions")
+    if not curves:
+        return None
+    task = curves[0][1]["task"]
+    colors = results.colors
+    series = []
+    for label, costs in curves:
+        x = [math.log10(ratio) for ratio in costs["ratio"]]
+        share = _relative_costs(costs, "realized")
+        series.append(Series(label, x, share, colors[label]))
+    axes = line_chart(
+        series, "ratio of the two costs, powers of ten", "cost without predictions = 1"
+    )
+    if axes is None:
+        return None
+    notes = [describe_costs(label, costs) for label, costs in curves]
+    figures = [Figure(axes, "Costs on the test rows")]
+    return Section(
+        "decisions", figures=figures, legend=results.legend(), notes=notes, about={"task": task}
+    )
+
+
+def _relative_costs(costs: dict[str, Any], name: str) -> list[float]:
+    """Return costs as shares of those of the best decision that ignores the predictions."""
+    if costs["task"] == "classes":
+        references = [min(pair) for pair in zip(costs["none"], costs["all"], strict=True)]
+    else:
+        references = costs["constant"]
+    pairs = zip(costs[name], references, strict=True)
+    return [cost / reference if reference > 0 else math.nan for cost, reference in pairs]
 
 
 def bands(results: Results) -> Section | None:

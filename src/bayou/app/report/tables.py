@@ -183,7 +183,7 @@ def stages(results: Results) -> Section | None:
     notes = [
         f"{result['label']}, seed {result['seed']}: {result[key]}."
         for result in results.all
-        for key in ("plan", "choice")
+        for key in ("plan", "choice", "calibration")
         if result.get(key)
     ]
     cells = [[*map(Cell, row)] for row in rows]

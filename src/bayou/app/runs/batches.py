@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 import traceback
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from typing import Any, final
 from bayou.app.runs.json_files import RunError
 from bayou.app.runs.predictions import ROWS_PER_BATCH
 from bayou.app.runs.service import Query, Refused, Service
+from bayou.app.runs.service_metrics import ServiceMetrics
 
 
 @final
@@ -61,6 +63,7 @@ class Batches:
     def __init__(self, service: Service, limits: Limits) -> None:
         self.service = service
         self.limits = limits
+        self.metrics = ServiceMetrics(service)
         self.waiting: list[_Waiting] = []
         self._oldest_is_next = True
         self._has_requests = asyncio.Event()
@@ -88,6 +91,7 @@ class Batches:
         Raises:
             Refused: the request is invalid, too many rows wait, or there was no response in time.
         """
+        start = time.perf_counter()
         query = await asyncio.to_thread(self.service.read, body)
         self._check_space(len(query))
         waiting = _Waiting(query, asyncio.get_running_loop().create_future())
@@ -95,7 +99,7 @@ class Batches:
         self._has_requests.set()
         try:
             async with asyncio.timeout(self.limits.timeout):
-                return await waiting.response
+                response = await waiting.response
         except TimeoutError:
             raise Refused(
                 HTTPStatus.SERVICE_UNAVAILABLE,
@@ -104,6 +108,9 @@ class Batches:
             ) from None
         finally:
             self._remove([waiting])
+        seconds = time.perf_counter() - start
+        self.metrics.record(HTTPStatus.OK, seconds, query.inputs.x)
+        return response
 
     def _check_space(self, rows: int) -> None:
         """Refuse a request of ``rows`` rows if too many rows are computed before it."""

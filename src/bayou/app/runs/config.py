@@ -33,6 +33,7 @@ MODEL = "Model"  # a section of --help
 ARRAYS_SUFFIX = ".npz"
 MAX_SEEDS = 1000  # and splits: a run lists every job
 UP_TO_MAX: Must = (f"from 1 to {MAX_SEEDS:,}", lambda value: 1 <= value <= MAX_SEEDS)
+ZERO_OR_MORE: Must = ("0 or more", lambda value: value >= 0)
 PRIOR: Must = ("a positive number", lambda value: value == "fan_in" or 0 < value < float("inf"))
 
 
@@ -92,6 +93,8 @@ class Config(Training):
         samples: networks averaged for a prediction.
         device: "cpu", "cuda" or "auto".
         precision: "float32", "float64" or "bf16" (matrix products only).
+        keep_rows: random rows of a file, of training and of test, that the run folder keeps for
+            `bayou watch`; 0 for none.
     """
 
     data: str = "digits"
@@ -163,6 +166,13 @@ class Config(Training):
         RUN,
         "float32, float64 or bf16 (matrix products only)",
         must_be_in("float32", "float64", "bf16"),
+    )
+    keep_rows: int = setting(
+        2000,
+        RUN,
+        "rows of a file, of training and of test, kept in the run folder for `bayou watch`; 0: "
+        "none, then it reads the file again",
+        ZERO_OR_MORE,
     )
 
     def __post_init__(self) -> None:

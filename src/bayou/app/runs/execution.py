@@ -14,8 +14,10 @@ from bayou.app.runs import nets
 from bayou.app.runs.interrupt import Interrupted, raise_if_interrupted
 from bayou.app.runs.jobs import Job, split_suffix
 from bayou.app.runs.json_files import RunError, write_json
+from bayou.app.runs.nets import NetChoice
 from bayou.core.progress import Show
 from bayou.data import DataSet
+from bayou.networks.layout import TableLayout
 from bayou.posteriors import Posterior
 from bayou.select.named import find
 from bayou.training.inputs import digest
@@ -76,21 +78,21 @@ class Execution:
 
     def __init__(self, run: Run, tell: TellEvent | None, show: Show) -> None:
         self.run = run
-        self.tell = tell or _ignore_event
+        self.tell: Callable[[str, str, dict[str, Any]], None] = tell or _ignore_event
         self.show = show
         for method in run.config.methods:
             find(method)
         datasets = {split: run.load_data(split) for split in run.splits}
-        self.data = datasets[None]
-        self.is_new = not (run.folder / "data.json").exists()
-        self.choice = self._choose_net()
-        self.net = self.choice.name
-        self.layout = nets.layout_for(self.net, self.data.train[0])
-        self.weights = self._count_weights()
+        self.data: DataSet = datasets[None]
+        self.is_new: bool = not (run.folder / "data.json").exists()
+        self.choice: NetChoice = self._choose_net()
+        self.net: str = self.choice.name
+        self.layout: TableLayout | None = nets.layout_for(self.net, self.data.train[0])
+        self.weights: int = self._count_weights()
         digests = {split: digest((data.train, data.test)) for split, data in datasets.items()}
         if not self.is_new:
             self._check_digests(list(digests.values()))
-        self.splits = {
+        self.splits: dict[int | None, PreparedSplit] = {
             split: _prepare_split(run, data, digests[split]) for split, data in datasets.items()
         }
 
@@ -180,6 +182,8 @@ class Execution:
             note: is called with each note about the data of a new run.
         """
         write_json(self.run.folder / "config.json", self.run.config.to_json())
+        if self.is_new:
+            self.run.save_reference(self.data)
         write_json(self.run.folder / "data.json", self.facts())
         if note is not None and self.is_new:
             for text in (*self._notes(), *self.data.split_notes[1:]):

@@ -2,10 +2,12 @@
 
 RUN/config.json                    the settings that repeat the run
 RUN/data.json                      the preprocessing of the data, for new rows
+RUN/reference.bayou                rows of a file, with which `bayou watch` compares new ones
 RUN/METHOD-SEED/posterior.bayou    the posterior
 RUN/METHOD-SEED/result.json        its evaluation (``bayou.app.report.judge``)
 RUN/METHOD-SEED-split-SPLIT/       the same for another split, if there are several
 RUN/metrics.json, RUN/report.html  all results, updated after every method
+RUN/updates.json                   the rows learned or removed after the fits (``bayou update``)
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from bayou.app.runs.jobs import Job
 from bayou.app.runs.json_files import RunError, read_json, write_json
 from bayou.core.files import StrPath, lock_file, write_text
 from bayou.core.progress import Show
-from bayou.data import DataError, DataSet, load
+from bayou.data import DataError, DataSet, is_path, load
 from bayou.data.columns import number
 from bayou.data.preprocess import Preprocessor
 from bayou.likelihoods import Likelihood
@@ -42,8 +44,11 @@ from bayou.training.jobs import Executor, PendingResult, send
 if TYPE_CHECKING:
     from bayou.app.report.page import RunReport
     from bayou.diagnostics.baselines import Baseline
+    from bayou.diagnostics.reference import ReferenceRows
 
+REFERENCE = "reference.bayou"
 LOCK = ".lock"  # a file of the folder, locked by the process that writes to it
+UPDATES = "updates.json"  # rows that posteriors learned, or removed, after their fits
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
 WHOLE_TOLERANCE = 1e-4  # of whole targets that were standardized
 MAX_NAMED_CLASSES = 10  # in a note about their order
@@ -60,7 +65,7 @@ class Run:
     """
 
     def __init__(self, folder: StrPath, config: Config) -> None:
-        self.folder = Path(folder)
+        self.folder: Path = Path(folder)
         self.config = config
 
     @staticmethod
@@ -353,10 +358,16 @@ class Run:
 
         Raises:
             Interrupted: Ctrl-C; finished jobs are in the folder.
-            RunError: another process uses the folder, or the data have changed.
+            RunError: another process uses the folder, the data have changed, or posteriors of the
+                run were updated.
         """
+        if self.updates():
+            raise RunError(
+                f"the posteriors in {self.folder} were updated by new rows (`bayou update`), which "
+                "a fit would not have; train on a file with all rows, with another --out"
+            )
         execution = Execution(self, tell, show)
-        with self._lock():
+        with self.lock():
             execution.start(note)
             return execution.work(announce, executor)
 
@@ -371,7 +382,7 @@ class Run:
         return send(executor, fit_in_worker, self.folder.resolve(), job, net)
 
     @contextmanager
-    def _lock(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Lock the folder for this process inside the block (not on Windows).
 
         A RunError is raised if another process has locked it, or has started a run with other
@@ -455,10 +466,32 @@ class Run:
     def unfinished_jobs(self) -> list[Job]:
         """Return the jobs that have neither a result nor an error.
 
-        The run was interrupted, or is still working on them.
+        The run was interrupted, or is still working on them. In a run that was updated after its
+        data were gone, a posterior has no result and is finished.
         """
         failures = self.failures()
+        if self.updates():
+            finished_jobs = self.finished_jobs()
+            return [
+                job for job in self.jobs if job not in finished_jobs and job.name not in failures
+            ]
         return [job for job in self.jobs if self.result(job) is None and job.name not in failures]
+
+    def updates(self) -> list[dict[str, Any]]:
+        """Return the records of ``bayou update``, oldest first; none for a run as it was fitted.
+
+        Each has the file ``input``, whether its rows were ``removed``, the factor ``forget``, the
+        numbers of the ``jobs`` and a digest of each of the ``rows``.
+        """
+        path = self.folder / UPDATES
+        if not path.exists():
+            return []
+        records = read_json(path, updates=list)["updates"]
+        for record in records:
+            is_record = isinstance(record, dict) and isinstance(record.get("rows"), list)
+            if not is_record or not isinstance(record.get("removed"), bool):
+                raise RunError(f"{path} has an invalid record, {record!r:.60}; restore it")
+        return list(records)
 
     def write_summary(self) -> list[dict[str, Any]]:
         """Write metrics.json and report.html, and return the finished results."""
@@ -522,6 +555,45 @@ class Run:
         net = run.build_net(shape, facts["output_size"], facts["net"], job, layout)
         posterior = bayou.load(self.job_folder(job) / "posterior.bayou", net)
         return posterior, self.preprocessor(), job
+
+    def save_reference(self, data: DataSet) -> None:
+        """Keep rows of a file in the folder, unless the settings say that none are kept.
+
+        Args:
+            data: the data set of the first split.
+        """
+        if self.config.keep_rows and is_path(self.config.data):
+            from bayou.data.watched import reference_of
+
+            reference_of(data, self.config.keep_rows).save(self.folder / REFERENCE)
+
+    def saved_reference(self) -> ReferenceRows | None:
+        """Return the rows that the folder keeps; None if it keeps none."""
+        from bayou.diagnostics.reference import ReferenceRows
+
+        path = self.folder / REFERENCE
+        return ReferenceRows.load(path) if path.exists() else None
+
+    def reference(self) -> ReferenceRows:
+        """Return the rows that new rows are compared with: those of the folder, or of the data.
+
+        Raises:
+            RunError: the folder has none, and the data are no longer available.
+        """
+        from bayou.data.watched import reference_of
+        from bayou.diagnostics.reference import MAX_ROWS
+
+        saved = self.saved_reference()
+        if saved is not None:
+            return saved
+        try:
+            data = self.load_data()
+        except ValueError as error:
+            raise RunError(
+                f"{self.folder} keeps no rows of its training data, and these cannot be read "
+                f"again: {error}; put the file back, or train again with --keep-rows 2000"
+            ) from None
+        return reference_of(data, MAX_ROWS)
 
     def preprocessor(self) -> Preprocessor:
         """Return the preprocessor for new rows."""

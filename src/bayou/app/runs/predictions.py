@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
-import io
 import math
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-import bayou
+from bayou.app.runs.decisions import CostTable, Threshold
 from bayou.app.runs.folder import Run, RunError
+from bayou.app.runs.guarantees import GuaranteeRequest, fit_guarantee
 from bayou.app.runs.json_files import check_output
-from bayou.core.files import StrPath, write_text
+from bayou.core.files import StrPath, writing
 from bayou.core.progress import spell
 from bayou.data.preprocess import PreparedRows, Preprocessor
 from bayou.likelihoods.predictive import Predictive, check_level
 from bayou.posteriors import Posterior
 
-if TYPE_CHECKING:
-    from bayou.operations import Conformal
-
 ROWS_PER_BATCH = 2048
+UNUSUAL = "unusual"  # the column of p-values
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -40,6 +39,11 @@ def write_predictions(
     level: float = 0.9,
     force: bool = False,
     conformal: StrPath | None = None,
+    conformal_shift: str | None = None,
+    conformal_groups: str | None = None,
+    ood: bool = False,
+    exceeds: str | None = None,
+    costs: StrPath | None = None,
 ) -> list[str]:
     """Predict the rows of a file and write a CSV file.
 
@@ -66,6 +70,17 @@ def write_predictions(
             conformal_lower and conformal_upper, or conformal_set (classes separated by |), which
             contain y for a fraction ``level`` of all rows, whether or not the posterior is
             calibrated.
+        conformal_shift: "covariate" if the rows of ``source`` have other inputs than those of
+            ``conformal``, "label" if they have other frequencies of classes; the held-out rows are
+            then weighted. None: they are alike.
+        conformal_groups: a column of both files, each of whose values has a guarantee of its own.
+        ood: whether to add the column ``unusual``: the p-value of the input among the rows of the
+            run (``bayou.ood.fit``). Small is unusual.
+        exceeds: a threshold in the units of y (of ordered classes the name of one); it adds the
+            column p(>...), the probability that y exceeds it.
+        costs: a table with the names of actions in its first column and their costs for every
+            class; it adds decision, the action of the lowest expected cost, expected_cost, and
+            value_of_information, what it is worth to know the class.
 
     Returns:
         Notes about the files and the run.
@@ -78,6 +93,8 @@ def write_predictions(
         raise RunError(f"{path} is the input file; choose another --out")
     check_output(path, force)
     check_level(level)
+    request = GuaranteeRequest(conformal, conformal_shift, conformal_groups)
+    request.check()
     run = Run.open(folder)
     posterior, preprocessor, job = run.posterior(method, seed)
     samples = posterior.draws_to_average(requested_samples(samples, run))
@@ -85,54 +102,102 @@ def write_predictions(
     notes = [*run.describe_interruption(job, posterior), *rows.notes]
     guarantee = None
     if conformal is not None:
-        held_out_rows = preprocessor.rows(conformal, need_target=True)
-        guarantee = _calibrate(run, posterior, held_out_rows, level, samples)
-        notes += [f"{conformal}: {note}" for note in held_out_rows.notes]
-    columns = _predict_columns(posterior, preprocessor, rows, samples, level, guarantee)
-    table = _row_columns(rows, preprocessor, columns) | columns
+        guarantee = fit_guarantee(
+            request, run, posterior, preprocessor, rows, source, level, samples
+        )
+        notes += guarantee.notes
+    additions = _read_additions(exceeds, costs, preprocessor)
+
+    def batch_columns(predictive: Predictive, start: int) -> dict[str, list[str] | Tensor]:
+        values = prediction_columns(predictive, preprocessor, level)
+        if guarantee is not None:
+            values |= guarantee.columns(predictive, start)
+        for addition in additions:
+            values |= addition.columns(predictive)
+        return values
+
+    details, detail_notes = _describe_rows(rows, run, posterior, samples, ood)
+    batches = _predict_columns(posterior, rows, samples, batch_columns)
+    _write_csv(path, _add_row_columns(batches, rows, preprocessor, details))
+    return notes + detail_notes
+
+
+def _read_additions(
+    exceeds: str | None, costs: StrPath | None, preprocessor: Preprocessor
+) -> list[CostTable | Threshold]:
+    """Return the threshold and the costs that a user asked for."""
+    additions: list[CostTable | Threshold] = []
+    if exceeds is not None:
+        additions.append(Threshold.parse(exceeds, preprocessor))
+    if costs is not None:
+        additions.append(CostTable.read(costs, preprocessor))
+    return additions
+
+
+def _describe_rows(
+    rows: PreparedRows, run: Run, posterior: Posterior, samples: int | None, ood: bool
+) -> tuple[dict[str, list[str]], list[str]]:
+    """Return columns that say how unusual the inputs of rows are, and notes about them."""
+    columns: dict[str, list[str]] = {}
+    notes: list[str] = []
     if rows.distance is not None:
-        table["distance"] = [f"{value:.4g}" for value in rows.distance]
+        columns["distance"] = [f"{value:.4g}" for value in rows.distance]
         notes += _describe_distance(rows.distance)
-    _write_csv(path, table)
-    return notes
+    if ood:
+        # Here, since it imports the operations.
+        from bayou.app.runs.unusual import fit_detector, unusual_column
+
+        detector = fit_detector(run, posterior, samples)
+        x = rows.x.to(network_dtype(posterior))
+        columns[UNUSUAL], unusual_notes = unusual_column(detector, x)
+        notes += unusual_notes
+    return columns, notes
 
 
 def _predict_columns(
     posterior: Posterior,
-    preprocessor: Preprocessor,
     rows: PreparedRows,
     samples: int | None,
-    level: float,
-    guarantee: Conformal | None,
-) -> dict[str, list[str]]:
-    """Predict rows in batches and return the text of every column."""
-    x = rows.x.to(network_dtype(posterior))
-    columns: dict[str, list[str]] = {}
-    for start in range(0, len(x), ROWS_PER_BATCH):
-        batch = x[start : start + ROWS_PER_BATCH]
+    batch_columns: Callable[[Predictive, int], dict[str, list[str] | Tensor]],
+) -> Iterator[tuple[int, dict[str, list[str]]]]:
+    """Predict rows in batches, and yield the first row of each with the text of its columns."""
+    dtype = network_dtype(posterior)
+    for start in range(0, len(rows.x), ROWS_PER_BATCH):
+        batch = rows.x[start : start + ROWS_PER_BATCH].to(dtype)
         predictive = posterior.predict(batch, samples=samples, seed=0)
-        values = prediction_columns(predictive, preprocessor, level)
-        if guarantee is not None:
-            values |= _conformal_columns(guarantee, predictive, preprocessor)
-        for name, cells in values.items():
-            text = cells if isinstance(cells, list) else _format_numbers(cells)
-            columns.setdefault(name, []).extend(text)
-    return columns
+        cells = batch_columns(predictive, start)
+        yield (
+            start,
+            {
+                name: values if isinstance(values, list) else _format_numbers(values)
+                for name, values in cells.items()
+            },
+        )
 
 
-def _row_columns(
+def _add_row_columns(
+    batches: Iterable[tuple[int, dict[str, list[str]]]],
     rows: PreparedRows,
     preprocessor: Preprocessor,
-    columns: dict[str, list[str]],
-) -> dict[str, list[str]]:
-    """Return the columns that say which row of the file this is: its number and its id."""
-    row_columns = {"row": [str(index + 1) for index in rows.kept]}
-    if rows.ids is not None:
-        name = str(preprocessor.id)
-        if name in ("row", "distance", *columns):
-            name = f"{name} (id)"
-        row_columns[name] = rows.ids
-    return row_columns
+    details: dict[str, list[str]],
+) -> Iterator[dict[str, list[str]]]:
+    """Yield the tables of batches with the number and the id of each row before their columns.
+
+    Args:
+        batches: the first row of each batch, and its columns of predictions.
+        rows: all of them.
+        preprocessor: has the name of the id column.
+        details: further columns of all rows, which follow the predictions.
+    """
+    for start, columns in batches:
+        stop = start + ROWS_PER_BATCH
+        table = {"row": [str(index + 1) for index in rows.kept[start:stop]]}
+        if rows.ids is not None:
+            name = str(preprocessor.id)
+            if name in ("row", "distance", UNUSUAL, *columns):
+                name = f"{name} (id)"
+            table[name] = rows.ids[start:stop]
+        yield table | columns | {name: cells[start:stop] for name, cells in details.items()}
 
 
 def _describe_distance(distance: NDArray[np.float64]) -> list[str]:
@@ -146,13 +211,17 @@ def _describe_distance(distance: NDArray[np.float64]) -> list[str]:
     ]
 
 
-def _write_csv(path: Path, table: dict[str, list[str]]) -> None:
-    """Write columns by name as a CSV file."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(map(escape_formula, table))
-    writer.writerows(map(escape_formula, row) for row in zip(*table.values(), strict=True))
-    write_text(path, stream.getvalue(), through_links=False)
+def _write_csv(path: Path, tables: Iterable[dict[str, list[str]]]) -> None:
+    """Write tables with the same columns, one below the other, as a CSV file.
+
+    Each is written before the next is computed, so that the memory does not grow with the rows.
+    """
+    with writing(path, folders=True, through_links=False) as stream:
+        writer = csv.writer(codecs.getwriter("utf-8")(stream), lineterminator="\n")
+        for index, table in enumerate(tables):
+            if index == 0:
+                writer.writerow(map(escape_formula, table))
+            writer.writerows(map(escape_formula, row) for row in zip(*table.values(), strict=True))
 
 
 def escape_formula(cell: str) -> str:
@@ -284,43 +353,6 @@ def _epistemic_share(predictive: Predictive) -> Tensor:
     std = predictive.std[:, 0].double()
     share = (predictive.epistemic_std[:, 0].double() / std).square().clamp(0.0, 1.0)
     return torch.where(std == 0, torch.zeros_like(share), share)
-
-
-def _calibrate(
-    run: Run,
-    posterior: Posterior,
-    held_out_rows: PreparedRows,
-    level: float,
-    samples: int | None,
-) -> Conformal:
-    """Return the conformal guarantee by rows of a file, which must not be training rows."""
-    if held_out_rows.y is None:
-        raise RunError("conformal rows need the target column")
-    try:
-        train = run.load_data().train
-    except ValueError:  # no longer available
-        train = None
-    rows = run.convert(held_out_rows.x, held_out_rows.y)
-    return bayou.operations.conformal(posterior, rows, level, samples=samples, seed=0, train=train)
-
-
-def _conformal_columns(
-    guarantee: Conformal,
-    predictive: Predictive,
-    preprocessor: Preprocessor,
-) -> dict[str, list[str] | Tensor]:
-    """Return the ends of conformal intervals, or conformal sets as text."""
-    if preprocessor.task == "classification":
-        sets = []
-        for memberships in guarantee.set(predictive).tolist():
-            pairs = zip(preprocessor.class_names, memberships, strict=True)
-            sets.append("|".join(name for name, is_member in pairs if is_member))
-        return {"conformal_set": sets}
-    low, high = guarantee.interval(predictive)
-    return {
-        "conformal_lower": preprocessor.original(low[:, 0].double()),
-        "conformal_upper": preprocessor.original(high[:, 0].double()),
-    }
 
 
 def _format_numbers(values: Tensor) -> list[str]:

@@ -5,6 +5,7 @@ HTTPS, access tokens, host names and slow clients are the task of a proxy before
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from http import HTTPStatus
 from typing import Any, Self, final
@@ -20,6 +21,7 @@ from starlette.types import ASGIApp
 from bayou.app.runs.batches import Batches, Limits
 from bayou.app.runs.json_files import RunError
 from bayou.app.runs.service import Refused, Service
+from bayou.app.runs.service_metrics import MEDIA_TYPE
 
 MAX_CONNECTIONS = 1000  # a request on a further one is answered 503
 SHUTDOWN_SECONDS = 10  # for responses in progress at the end
@@ -50,12 +52,18 @@ def application(service: Service, limits: Limits | None = None) -> ASGIApp:
     async def check_health(request: Request) -> Response:
         return JSONResponse(batches.health())
 
+    async def show_metrics(request: Request) -> Response:
+        text = await asyncio.to_thread(batches.metrics.render)
+        return Response(text, media_type=MEDIA_TYPE)
+
     async def answer_error(request: Request, error: Exception) -> Response:
         if isinstance(error, Refused):
+            batches.metrics.record(error.status, 0.0)
             return JSONResponse({"error": str(error)}, error.status)
         if isinstance(error, HTTPException):
             route = f"{request.method[:80]} {request.url.path[:80]}"
-            message = f"there is no {route}; there are POST /predict, GET / and GET /healthz"
+            message = f"there is no {route}; there are POST /predict, GET /, GET /healthz "
+            message += "and GET /metrics"
             return JSONResponse({"error": message}, error.status_code, error.headers)
         # The client has disconnected: nobody reads the response.
         return Response(status_code=HTTPStatus.BAD_REQUEST)
@@ -64,6 +72,7 @@ def application(service: Service, limits: Limits | None = None) -> ASGIApp:
         Route("/predict", predict, methods=["POST"]),
         Route("/", JSONResponse(service.describe()), methods=["GET"]),
         Route("/healthz", check_health, methods=["GET"]),
+        Route("/metrics", show_metrics, methods=["GET"]),
     ]
     handlers: dict[Any, Any] = dict.fromkeys(
         (Refused, HTTPException, ClientDisconnect), answer_error
