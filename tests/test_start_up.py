@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+from bayou.app.runs.config import Config
+from bayou.app.runs.folder import Run
+
 # What no start may import: plots, tables and machine learning of others, and what they bring.
 HEAVY = {"matplotlib", "pandas", "sklearn", "scipy", "PIL", "pyarrow", "jinja2", "starlette"}
 MODULES = "import json, sys; print(json.dumps(sorted(sys.modules)))"
@@ -52,6 +55,29 @@ def test_help_brings_in_no_library_but_that_of_the_terminal():
 def test_the_help_of_a_command_needs_no_torch(name):
     modules = imported(HELP.replace("'--help'", f"'{name}', '--help'"))
     assert not packages(modules) & {"torch", "numpy", *HEAVY}
+
+
+@pytest.mark.parametrize("target", ["number", "label"])
+def test_predictions_of_a_laplace_run_import_no_compiler(target, tmp_path):
+    """torch._dynamo and sympy take as long to import as torch; a linearization needs neither."""
+    table = tmp_path / "table.csv"
+    rows = [f"{i / 10},{i % 3},{i / 5 + i % 3},{'abc'[i % 3]}" for i in range(40)]
+    table.write_text("\n".join(["a,b,number,label", *rows]) + "\n")
+    drop = ({"number", "label"} - {target}).pop()
+    config = Config(os.fspath(table), ("laplace",), target=target, drop=(drop,), steps=5, samples=3)
+    Run.create(tmp_path / "run", config).work()
+    out = tmp_path / "out.csv"
+    command = ["predict", str(tmp_path / "run"), "--input", str(table), "--out", str(out)]
+    modules = imported(f"from bayou.app.cli.app import app; app({command}, standalone_mode=False)")
+    assert out.read_text().count("\n") == 41
+    compiler = {
+        "torch._dynamo",
+        "torch._inductor",
+        "sympy",
+        "torch.fx.experimental.symbolic_shapes",
+    }
+    assert not modules & compiler
+    assert not packages(modules) & HEAVY
 
 
 def processor_seconds(code: str) -> float:

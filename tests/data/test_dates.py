@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bayou.data import load
+from bayou.data.cell_notes import CellNotes
 from bayou.data.columns import Column
 from bayou.data.dates import PARTS, WEEKDAYS, Date, parse_dates
 from bayou.data.preprocess import Preprocessor
@@ -48,7 +49,7 @@ def test_the_inputs_are_those_of_datetime():
     days = np.array([(moment - EPOCH).total_seconds() / 86_400 for moment in moments])
     encoder = Date.fit("when", parse_dates(cells))
     assert encoder.parts == PARTS
-    inputs = dict(zip(encoder.features, encoder.encode(Column.of(cells), []), strict=True))
+    inputs = dict(zip(encoder.features, encoder.encode(Column.of(cells), CellNotes()), strict=True))
     np.testing.assert_allclose(inputs["when trend"], (days - days.mean()) / days.std(), atol=1e-9)
     new_years = [datetime.datetime(moment.year, 1, 1) for moment in moments]
     first_days = np.array([(day - EPOCH).days for day in new_years])
@@ -79,14 +80,14 @@ def test_parts_that_do_not_vary_are_left_out(cells, parts):
 def test_missing_dates_are_the_median_with_an_indicator_and_bad_ones_are_told():
     cells = ["2024-01-01", "", "2024-01-03", "2024-01-05"]
     encoder = Date.fit("when", parse_dates(cells))
-    notes = []
+    notes = CellNotes()
     inputs = dict(zip(encoder.features, encoder.encode(Column.of([*cells, "x"]), notes)))  # noqa: B905
     assert inputs["when is missing"].tolist() == [0, 1, 0, 0, 1]
     assert inputs["when trend"][1] == inputs["when trend"][2] == inputs["when trend"][4]
-    assert "1 cells are not dates with the year first (row 5: 'x')" in notes[0]
+    assert "1 cells are not dates with the year first (row 5: 'x')" in notes.sentences()[0]
     without = Date.fit("when", parse_dates([cells[0], cells[2]]))
     without.encode(Column.of(cells), notes)
-    assert "filled with the median '2024-01-01'" in notes[-1]
+    assert "filled with the median '2024-01-01'" in notes.sentences()[-1]
     far = encoder.distance(Column.of(["2023-01-01", "2024-01-02", ""]))
     assert far[0] > 10
     assert far[1:].tolist() == [0, 0]

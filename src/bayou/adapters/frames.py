@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from bayou.core.progress import BayouWarning
 from bayou.core.specs import Checked
+from bayou.data.cell_notes import CellNotes
 from bayou.data.column_types import fit_columns
 from bayou.data.columns import Column, is_missing
 from bayou.data.dates import Date
@@ -88,9 +89,9 @@ class FrameEncoder(Checked):
         Args:
             table: with all columns that are inputs.
         """
-        notes: list[str] = []
+        notes = CellNotes()
         inputs = encode_columns(self.columns, table, notes)
-        for note in notes:
+        for note in notes.sentences():
             warnings.warn(note, TableWarning, stacklevel=2)
         return inputs
 

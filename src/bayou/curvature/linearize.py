@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import jvp, vjp
 
 from bayou.core.params import Params
@@ -32,10 +33,74 @@ def tangent(call: Callable[[Params], Tensor], at: Params, v: Params) -> tuple[Te
     except RuntimeError as error:
         if out_of_memory(error):
             raise
+    f, push = _linear_map_by_transforms(call, at)
+    return f, push(v)
+
+
+def linear_map(
+    call: Callable[[Params], Tensor], at: Params
+) -> tuple[Tensor, Callable[[Params], Tensor]]:
+    """Return f and v → J·v of a function of named tensors, for many v.
+
+    u → Jᵀ·u is linear, and J is the transpose of its derivative: two backward passes through one
+    graph. It is a graph of ``torch.autograd`` where that is possible, since ``torch.func.vjp``
+    imports the compiler of torch, which takes as long as ``import torch``.
+
+    Args:
+        call: the function.
+        at: its argument, where it is linearized.
+
+    Returns:
+        f and the map, without gradients.
+    """
+    try:
+        return _linear_map_by_autograd(call, at)
+    except RuntimeError as error:  # such as a checkpoint, or a block of inference_mode
+        if out_of_memory(error):
+            raise
+    return _linear_map_by_transforms(call, at)
+
+
+def _linear_map_by_autograd(
+    call: Callable[[Params], Tensor], at: Params
+) -> tuple[Tensor, Callable[[Params], Tensor]]:
+    """Return f and v → J·v by a graph of ``torch.autograd``, or raise a RuntimeError.
+
+    Every gradient is that of a scalar product, ∇_w ⟨f, u⟩ and ∇_u ⟨Jᵀ·u, v⟩: ``grad_outputs`` would
+    import sympy.
+    """
+    leaves = {name: value.detach().requires_grad_() for name, value in at.items()}
+    # A checkpoint would compute parts of the network again when it no longer has these tensors.
+    without_checkpoints = disable_saved_tensors_hooks("a linearized network needs its whole graph")
+    with torch.enable_grad():
+        with PlainAttention(), without_checkpoints:
+            f = call(leaves)
+        u = torch.zeros_like(f, requires_grad=True)
+        gradient = torch.autograd.grad(
+            (f * u).sum(), list(leaves.values()), create_graph=True, allow_unused=True
+        )
+    reached = {
+        name: value for name, value in zip(leaves, gradient, strict=True) if value is not None
+    }
+
+    def push(v: Params) -> Tensor:
+        """Return J·v; a tensor that f does not depend on adds nothing."""
+        with torch.enable_grad():
+            products = [(value * v[name]).sum() for name, value in reached.items()]
+            total = torch.stack(products).sum()
+        (slope,) = torch.autograd.grad(total, u, retain_graph=True, materialize_grads=True)
+        return slope
+
+    return f.detach(), push
+
+
+def _linear_map_by_transforms(
+    call: Callable[[Params], Tensor], at: Params
+) -> tuple[Tensor, Callable[[Params], Tensor]]:
+    """Return f and v → J·v by ``torch.func``."""
     f, pull = linearize(call, at)
-    # u → Jᵀ·u is linear: its transpose is J
     _, push = linearize(lambda u: pull(u)[0], torch.zeros_like(f))
-    return f.detach(), push(v)[0].detach()
+    return f.detach(), lambda v: push(v)[0].detach()
 
 
 def linearize(call: Callable[[Any], Any], at: Any) -> tuple[Any, Callable[[Any], tuple[Any]]]:

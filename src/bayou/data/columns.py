@@ -136,11 +136,13 @@ class Column:
         decimal_comma: whether the comma is the decimal point in text.
         is_category: whether the cells were declared to be categories, also if they are numbers or
             dates.
+        first_row: the index of the first cell in its file, of which messages tell the row.
     """
 
     cells: Numbers | list[str]
     decimal_comma: bool = False
     is_category: bool = False
+    first_row: int = 0
 
     @staticmethod
     def of(values: object) -> Column:
@@ -205,7 +207,18 @@ class Column:
             flags: (N,), at least one of them set.
         """
         row = int(flags.argmax())
-        return f"row {row + 1}: {quote(self.text(row))}"
+        return f"row {self.first_row + row + 1}: {quote(self.text(row))}"
+
+    def describe_first_number(self, flags: Flags, values: Numbers, digits: str) -> str:
+        """Return the first flagged number for a message: ``row 14: 1e+09``.
+
+        Args:
+            flags: (N,), at least one of them set.
+            values: the numbers, (N,).
+            digits: how they are formatted.
+        """
+        row = int(flags.argmax())
+        return f"row {self.first_row + row + 1}: {values[row]:{digits}}"
 
     def take(self, rows: NDArray[np.int64]) -> Column:
         """Return the column of some rows.
@@ -233,7 +246,8 @@ class Column:
         cells = self.cells
         if isinstance(cells, np.ndarray):
             return cells.astype(np.float64)
-        if max(map(len, cells), default=0) > MAX_NUMBER_LENGTH:
+        # numpy reads 1_000 as a number, which is none here
+        if max(map(len, cells), default=0) > MAX_NUMBER_LENGTH or "_" in "".join(cells):
             raise ValueError("not a column of plain numbers")
         return np.asarray(cells, dtype=np.str_).astype(np.float64)
 

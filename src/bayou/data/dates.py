@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bayou.core.specs import Checked
+from bayou.data.cell_notes import CellNotes
 from bayou.data.columns import Column, quote
 from bayou.data.moments import EPOCH, Moment
 
@@ -136,7 +137,7 @@ class Date(Checked):
         """Return a note about what the column becomes."""
         return f"Column {self.name!r} has dates, used as {', '.join(self.parts)}."
 
-    def encode(self, column: Column, notes: list[str]) -> list[NDArray[np.float64]]:
+    def encode(self, column: Column, notes: CellNotes) -> list[NDArray[np.float64]]:
         """Return the inputs of the network, one array for each.
 
         Args:
@@ -146,17 +147,18 @@ class Date(Checked):
         days = parse_dates(column.levels)
         is_missing = np.isnan(days)
         is_bad = is_missing & np.array([level != "" for level in column.levels])
-        if is_bad.any():
-            notes.append(
-                f"Column {self.name!r}: {int(is_bad.sum())} cells are not dates with the year "
-                f"first ({column.describe_first(is_bad)}); they count as missing."
-            )
-        if is_missing.any() and not self.indicator:
-            median = datetime.date.fromordinal(EPOCH + math.floor(self.median)).isoformat()
-            notes.append(
-                f"Column {self.name!r}: {int(is_missing.sum())} missing dates, none of them in "
-                f"training; filled with the median {quote(median)}."
-            )
+        notes.add(
+            self.name,
+            "bad",
+            is_bad,
+            lambda count, first: (
+                f"Column {self.name!r}: {count} cells are not dates with the year first ({first}); "
+                "they count as missing."
+            ),
+            column.describe_first,
+        )
+        if not self.indicator:
+            notes.add(self.name, "missing", is_missing, self._describe_missing)
         complete = np.where(is_missing, self.median, days)
         inputs: list[NDArray[np.float64]] = []
         for component in self.parts:
@@ -164,6 +166,14 @@ class Date(Checked):
         if self.indicator:
             inputs.append(is_missing.astype(np.float64))
         return inputs
+
+    def _describe_missing(self, count: int, _: str) -> str:
+        """Return a note about missing dates that are filled with the median."""
+        median = datetime.date.fromordinal(EPOCH + math.floor(self.median)).isoformat()
+        return (
+            f"Column {self.name!r}: {count} missing dates, none of them in training; filled with "
+            f"the median {quote(median)}."
+        )
 
     def distance(self, column: Column) -> NDArray[np.float64]:
         """Return the distance of each date from the range of the training dates.

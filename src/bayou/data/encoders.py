@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bayou.core.specs import Checked, later_field
-from bayou.data.columns import MISSING_LEVEL, OTHER_LEVELS, Column, quote
+from bayou.data.cell_notes import CellNotes
+from bayou.data.columns import MISSING_LEVEL, OTHER_LEVELS, Column
 
 MAX_DEVIATIONS = 1e6  # standard deviations; larger values overflow in a network
 
@@ -87,7 +88,7 @@ class Number(Checked):
         """Names of the inputs that it becomes."""
         return (self.name, f"{self.name} is missing") if self.indicator else (self.name,)
 
-    def encode(self, column: Column, notes: list[str]) -> list[NDArray[np.float64]]:
+    def encode(self, column: Column, notes: CellNotes) -> list[NDArray[np.float64]]:
         """Return the inputs of the network, one array for each.
 
         Args:
@@ -96,31 +97,12 @@ class Number(Checked):
         """
         values = self.values(column)
         is_missing = np.isnan(values)
-        if column.bad.any():
-            notes.append(
-                f"Column {self.name!r}: {int(column.bad.sum())} cells are not numbers "
-                f"({column.describe_first(column.bad)}); they count as missing."
-            )
-        is_sentinel = is_missing & ~np.isnan(column.values)
-        if is_sentinel.any():
-            notes.append(self._describe_sentinels(column, is_sentinel))
-        if is_missing.any() and not self.indicator:
-            notes.append(
-                f"Column {self.name!r}: {int(is_missing.sum())} missing values, none of them in "
-                f"training; filled with the median {self.median:g}."
-            )
         complete = np.where(is_missing, self.median, values)
         with np.errstate(over="ignore"):
             scaled = (complete - self.mean) / self.scale
         is_far = np.abs(scaled) > MAX_DEVIATIONS
-        if is_far.any():
-            row = int(is_far.argmax())
-            notes.append(
-                f"Column {self.name!r}: {int(is_far.sum())} values are more than "
-                f"{MAX_DEVIATIONS:,.0f} standard deviations from the training mean (row {row + 1}: "
-                f"{complete[row]:g}) and were clipped; check them."
-            )
-            scaled = np.clip(scaled, -MAX_DEVIATIONS, MAX_DEVIATIONS)
+        self._add_notes(column, complete, is_missing, is_far, notes)
+        scaled = np.clip(scaled, -MAX_DEVIATIONS, MAX_DEVIATIONS)
         if self.indicator:
             return [scaled, is_missing.astype(np.float64)]
         return [scaled]
@@ -146,17 +128,71 @@ class Number(Checked):
         """
         return inside_range(column.values, self.floor, self.ceiling)
 
-    def _describe_sentinels(self, column: Column, is_sentinel: NDArray[np.bool_]) -> str:
+    def _add_notes(
+        self,
+        column: Column,
+        complete: NDArray[np.float64],
+        is_missing: NDArray[np.bool_],
+        is_far: NDArray[np.bool_],
+        notes: CellNotes,
+    ) -> None:
+        """Count the unusual cells of a column.
+
+        Args:
+            column: the cells of all rows.
+            complete: their numbers, with the median for a missing one.
+            is_missing: which cells are missing, or count as missing.
+            is_far: which numbers are too far from the training mean.
+            notes: to which the counts are added.
+        """
+        notes.add(
+            self.name,
+            "bad",
+            column.bad,
+            lambda count, first: (
+                f"Column {self.name!r}: {count} cells are not numbers ({first}); they count as "
+                "missing."
+            ),
+            column.describe_first,
+        )
+        is_sentinel = is_missing & ~np.isnan(column.values)
+        notes.add(
+            self.name,
+            "sentinel",
+            is_sentinel,
+            self._describe_sentinels,
+            lambda flags: column.describe_first_number(flags, column.values, ".12g"),
+        )
+        if not self.indicator:
+            notes.add(
+                self.name,
+                "missing",
+                is_missing,
+                lambda count, _: (
+                    f"Column {self.name!r}: {count} missing values, none of them in training; "
+                    f"filled with the median {self.median:g}."
+                ),
+            )
+        notes.add(
+            self.name,
+            "far",
+            is_far,
+            lambda count, first: (
+                f"Column {self.name!r}: {count} values are more than {MAX_DEVIATIONS:,.0f} "
+                f"standard deviations from the training mean ({first}) and were clipped; check "
+                "them."
+            ),
+            lambda flags: column.describe_first_number(flags, complete, "g"),
+        )
+
+    def _describe_sentinels(self, count: int, first: str) -> str:
         """Return a note about the values that count as missing although they are numbers."""
-        count = int(is_sentinel.sum())
-        row = int(is_sentinel.argmax())
         subject = "1 value is" if count == 1 else f"{count:,} values are"
         return (
-            f"Column {self.name!r}: {subject} far from all others (row {row + 1}: "
-            f"{column.values[row]:.12g}; the others lie between {self.low:g} and {self.high:g}); "
-            "counted as missing, because standardized with it the others would all be the same. If "
-            "it stands for a missing value, leave the cell blank; if it is right, use the "
-            "logarithm of the column."
+            f"Column {self.name!r}: {subject} far from all others ({first}; the others lie between "
+            f"{self.low:g} and {self.high:g}); counted as missing, because standardized with it "
+            "the others would all be the same. If it stands for a missing value, leave the cell "
+            "blank; if it is right, use the logarithm of the column."
         )
 
 
@@ -220,7 +256,7 @@ class Category(Checked):
         """
         return np.zeros(len(column))
 
-    def encode(self, column: Column, notes: list[str]) -> list[NDArray[np.float64]]:
+    def encode(self, column: Column, notes: CellNotes) -> list[NDArray[np.float64]]:
         """Return the inputs of the network, one array for each.
 
         Args:
@@ -230,15 +266,16 @@ class Category(Checked):
         index = {level: i for i, level in enumerate(self.levels)}
         levels = [level or MISSING_LEVEL for level in column.levels]
         codes = np.array([index.get(level, -1) for level in levels])
-        unknown = sorted(set(levels) - set(self.levels))
-        if unknown and not self.others:
-            examples = ", ".join(map(quote, unknown[:3]))
-            if len(unknown) > 3:
-                examples += ", ..."
-            notes.append(
-                f"Column {self.name!r}: {int((codes < 0).sum())} cells have categories that are "
-                f"not in the training data ({examples}); they are encoded as none of the known "
-                "ones."
+        if not self.others:
+            notes.add_values(
+                self.name,
+                "unknown",
+                int(np.count_nonzero(codes < 0)),
+                set(levels) - set(self.levels),
+                lambda count, values: (
+                    f"Column {self.name!r}: {count} cells have categories that are not in the "
+                    f"training data ({values}); they are encoded as none of the known ones."
+                ),
             )
         indices = [*range(len(self.levels)), -1] if self.others else range(len(self.levels))
         return [(codes == i).astype(np.float64) for i in indices]

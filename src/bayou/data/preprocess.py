@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, final
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from bayou.core.specs import Checked, from_json, later_field, nearest, to_json
 from bayou.data import reading
 from bayou.data.catalogue import DataError, Task
+from bayou.data.cell_notes import CellNotes
 from bayou.data.columns import EXACT, Column, label, quote
 from bayou.data.dataset import DataSet, Pair
 from bayou.data.dates import Date
@@ -48,16 +50,60 @@ class PreparedRows:
     ids: list[str] | None = None
     distance: NDArray[np.float64] | None = None
 
+    def part(self, start: int, count: int) -> PreparedRows:
+        """Return some of the rows.
+
+        Args:
+            start: the index of the first.
+            count: their number, or fewer at the end.
+        """
+        part = slice(start, start + count)
+        return PreparedRows(
+            self.x[part],
+            None if self.y is None else self.y[part],
+            self.kept[part],
+            self.notes,
+            None if self.ids is None else self.ids[part],
+            None if self.distance is None else self.distance[part],
+        )
+
+
+@final
+class RowBlocks:
+    """New rows as network inputs, block by block, in their order, once.
+
+    Args:
+        rows: the number of all rows.
+        blocks: the rows of each; ``kept`` counts from the first row of the source.
+        notes: gives the sentences about all rows when they are read.
+    """
+
+    def __init__(
+        self, rows: int, blocks: Iterator[PreparedRows], notes: Callable[[], list[str]]
+    ) -> None:
+        self.rows = rows
+        self._blocks = blocks
+        self._notes = notes
+
+    def __iter__(self) -> Iterator[PreparedRows]:
+        """Return the blocks."""
+        return self._blocks
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about the preprocessing, complete when all blocks were taken."""
+        return self._notes()
+
 
 def encode_columns(
-    encoders: Sequence[Number | Category | Date], table: RawTable, notes: list[str]
+    encoders: Sequence[Number | Category | Date], table: RawTable, notes: CellNotes
 ) -> NDArray[np.float64]:
     """Return the inputs of every row, (N, features).
 
     Args:
         encoders: of the columns, in their order.
         table: with all these columns.
-        notes: to which those about unusual values are added.
+        notes: to which unusual values are added.
     """
     inputs: list[NDArray[np.float64]] = []
     for encoder in encoders:
@@ -108,6 +154,21 @@ class Preprocessor(Checked, ABC):
             source: a path, columns, or an array.
             need_target: leave out rows without a target; a missing target column is an error.
         """
+
+    def blocks(self, source: object, size: int) -> RowBlocks:
+        """Return new rows as network inputs, block by block.
+
+        Of a table in a file only a block is in memory, of any other source all rows are.
+
+        Args:
+            source: a path, columns, or an array.
+            size: rows of a block; the last one may have fewer.
+        """
+        rows = self.rows(source)
+        starts = range(0, len(rows.x), size)
+        return RowBlocks(
+            len(rows.x), (rows.part(start, size) for start in starts), lambda: rows.notes
+        )
 
     def transform(self, source: object) -> Tensor:
         """Return the inputs of new rows, float32 (N, *shape).
@@ -245,7 +306,10 @@ class TablePreprocessor(Preprocessor):
             table: with all columns of the inputs.
             notes: to which those about unusual values are added.
         """
-        return encode_columns(self.columns, table, notes).astype(np.float32)
+        cell_notes = CellNotes()
+        x = encode_columns(self.columns, table, cell_notes).astype(np.float32)
+        notes += cell_notes.sentences()
+        return x
 
     def rows(self, source: object, *, need_target: bool = False) -> PreparedRows:
         """Return new rows as network inputs.
@@ -256,13 +320,9 @@ class TablePreprocessor(Preprocessor):
         """
         import torch
 
-        names = [column.name for column in self.columns]
-        if isinstance(source, np.ndarray) or hasattr(source, "detach"):
-            source = self._name_columns(np.asarray(source), names)
-        flags = () if self.observed is None else (self.observed,)
-        table = reading.read(source, [*names, self.target, *flags])
+        table = reading.read(self._named(source), self._known_names())
         notes = list(table.notes)
-        self._check_columns(table, names, notes)
+        self._check_columns(table, notes)
         x = self.encode(table, notes)
         kept = np.arange(table.rows)
         y = None
@@ -281,12 +341,55 @@ class TablePreprocessor(Preprocessor):
                 f"{table.name} has no target column {self.target!r} with values; its columns are "
                 f"{quote_names(table.columns)}"
             )
-        ids = self._row_ids(table, kept, notes)
+        notes += self._describe_missing_ids(table)
+        ids = self._row_ids(table, kept)
         distance = self._distance(table)[kept]
         return PreparedRows(torch.from_numpy(x), y, kept.tolist(), notes, ids, distance)
 
-    def _check_columns(self, table: RawTable, names: list[str], notes: list[str]) -> None:
+    def blocks(self, source: object, size: int) -> RowBlocks:
+        """Return new rows as network inputs without targets, block by block.
+
+        Args:
+            source: a path, columns, or an array (N, features).
+            size: rows of a block; the last one may have fewer.
+        """
+        blocks = reading.read_blocks(self._named(source), self._known_names(), size)
+        first = next(blocks.tables)
+        first_notes = list(first.notes)
+        self._check_columns(first, first_notes)
+        cell_notes = CellNotes()
+        last_notes = self._describe_missing_ids(first)
+
+        def prepare() -> Iterator[PreparedRows]:
+            import torch
+
+            start = 0
+            for table in itertools.chain([first], blocks.tables):
+                x = encode_columns(self.columns, table, cell_notes).astype(np.float32)
+                rows = np.arange(table.rows)
+                ids = self._row_ids(table, rows)
+                kept = (start + rows).tolist()
+                yield PreparedRows(torch.from_numpy(x), None, kept, [], ids, self._distance(table))
+                start += table.rows
+
+        return RowBlocks(
+            blocks.rows, prepare(), lambda: first_notes + cell_notes.sentences() + last_notes
+        )
+
+    def _named(self, source: object) -> object:
+        """Return a source of rows; the columns of a matrix get their names."""
+        if isinstance(source, np.ndarray) or hasattr(source, "detach"):
+            return self._name_columns(np.asarray(source), [column.name for column in self.columns])
+        return source
+
+    def _known_names(self) -> list[str]:
+        """Return the names that are expected in a header."""
+        flags = () if self.observed is None else (self.observed,)
+        return [*(column.name for column in self.columns), self.target, *flags]
+
+    def _check_columns(self, table: RawTable, notes: list[str]) -> None:
         """Raise a DataError for a missing column, and add a note about unknown ones."""
+        names = [column.name for column in self.columns]
         known = {*names, self.target, self.observed, *self.dropped}
         unknown = [name for name in table.columns if name not in known]
         missing = [name for name in names if name not in table.columns]
@@ -336,18 +439,16 @@ class TablePreprocessor(Preprocessor):
         is_known = np.array([level != "" for level in levels])
         return np.concatenate((codes, flags), axis=1), is_present & is_known
 
-    def _row_ids(
-        self, table: RawTable, kept: NDArray[np.int64], notes: list[str]
-    ) -> list[str] | None:
-        """Return the identifiers of rows; None with a note if their column is missing."""
+    def _row_ids(self, table: RawTable, kept: NDArray[np.int64]) -> list[str] | None:
+        """Return the identifiers of rows; None if their column is missing."""
         column = table.columns.get(self.id or "")
-        if column is not None:
-            return [column.text(row) for row in kept.tolist()]
-        if self.id is not None:
-            notes.append(
-                f"{table.name} has no column {self.id!r}, the id column of the training data."
-            )
-        return None
+        return None if column is None else [column.text(row) for row in kept.tolist()]
+
+    def _describe_missing_ids(self, table: RawTable) -> list[str]:
+        """Return a note if the column of identifiers is missing."""
+        if self.id is None or self.id in table.columns:
+            return []
+        return [f"{table.name} has no column {self.id!r}, the id column of the training data."]
 
     def _distance(self, table: RawTable) -> NDArray[np.float64]:
         """Return the distance of each row from the range of the training rows."""

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import codecs
-import csv
-import gzip
-import io
 import itertools
 import lzma
-import os
 import tarfile
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -22,18 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bayou.data.catalogue import TABLE_SUFFIXES, DataError
-from bayou.data.columns import Column, are_exact, has_decimal_commas, number, quote
+from bayou.data.columns import Column, are_exact, quote
+from bayou.data.delimited import DelimitedFile, distinct_names, open_bytes
+from bayou.data.limits import check_size
 
 INPUT_KEYS = ("x", "X", "inputs", "features", "data", "images")
 TARGET_KEYS = ("y", "Y", "target", "targets", "label", "labels")
-MAX_BYTES = "BAYOU_MAX_BYTES"  # the environment variable for the limit of 4 GiB, uncompressed
 MAX_QUOTED_NAMES = 40
-_DELIMITERS = ",;\t|"
-_BINARY = {
-    b"PK\x03\x04": "an Excel or zip file",
-    b"PAR1": "a Parquet file",
-    b"\x93NUMPY": "a .npy file",
-}
 
 
 @final
@@ -55,6 +46,20 @@ class RawTable:
     def rows(self) -> int:
         """The number of rows."""
         return len(next(iter(self.columns.values()), ()))
+
+
+@final
+@dataclass(frozen=True)
+class TableBlocks:
+    """A table that is read block by block.
+
+    Args:
+        rows: the number of all rows.
+        tables: the blocks in the order of the rows, once; their columns know their first row.
+    """
+
+    rows: int
+    tables: Iterator[RawTable]
 
 
 def quote_names(names: Iterable[str]) -> str:
@@ -151,6 +156,58 @@ def read_file(path: Path, known: Collection[str] = ()) -> RawTable:
         path: the file.
         known: names that are expected in a header.
     """
+    suffix = _table_suffix(path)
+    if suffix == ".parquet":
+        return _parquet(path)
+    if suffix == ".npz":
+        return _npz_table(path)
+    file = DelimitedFile.of(path, known, whole=True)
+    return RawTable(path.name, file.columns(), list(file.notes))
+
+
+def read_blocks(source: object, known: Collection[str], size: int) -> TableBlocks:
+    """Read a table block by block.
+
+    Of a text file only a block is in memory, of a Parquet file a row group, of any other source all
+    rows are.
+
+    Args:
+        source: as for ``read``.
+        known: names that are expected in a header.
+        size: rows of a block; the last one may have fewer.
+    """
+    if isinstance(source, str | Path):
+        path = Path(source)
+        suffix = _table_suffix(path)
+        if suffix == ".parquet":
+            return _parquet_blocks(path, size)
+        if suffix != ".npz":
+            file = DelimitedFile.of(path, known)
+            notes = list(file.notes)
+            tables = (RawTable(path.name, columns, notes) for columns in file.blocks(size))
+            return TableBlocks(file.rows, tables)
+    table = read(source, known)
+    starts = range(0, table.rows, size)
+    return TableBlocks(table.rows, (_rows_of(table, start, size) for start in starts))
+
+
+def _rows_of(table: RawTable, start: int, count: int) -> RawTable:
+    """Return some rows of a table, which keep their numbers in messages."""
+    columns = {
+        name: replace(column, cells=column.cells[start : start + count])
+        for name, column in table.columns.items()
+    }
+    return _with_first_row(RawTable(table.name, columns, table.notes), start)
+
+
+def _with_first_row(table: RawTable, first_row: int) -> RawTable:
+    """Return a table whose columns are known to begin at a row of a file."""
+    columns = {name: replace(column, first_row=first_row) for name, column in table.columns.items()}
+    return RawTable(table.name, columns, table.notes)
+
+
+def _table_suffix(path: Path) -> str:
+    """Return the suffix of a table, ".csv" for all kinds of text, or raise a DataError."""
     lower = path.name.lower()
     if not path.exists():
         raise DataError(f"there is no file {path}")
@@ -158,35 +215,14 @@ def read_file(path: Path, known: Collection[str] = ()) -> RawTable:
         raise DataError(f"{path} is a folder; give the path of a file in it")
     if not path.is_file():
         raise DataError(f"{path} is a pipe or device, not a file; write its rows to a file first")
-    if lower.endswith(".parquet"):
-        return _parquet(path)
-    if lower.endswith(".npz"):
-        return _npz_table(path)
+    if lower.endswith((".parquet", ".npz")):
+        return path.suffix.lower()
     if not lower.endswith(TABLE_SUFFIXES):
         raise DataError(
             f"cannot read {path.name}: a table must end in {', '.join(TABLE_SUFFIXES)}; save it as "
             "CSV"
         )
-    text, notes = _read_text(path)
-    return _parse_csv(path, text, notes, known)
-
-
-def check_size(path: Path, size: int) -> None:
-    """Raise a DataError for a file above the memory limit, before it is read.
-
-    Args:
-        path: the file.
-        size: bytes that it needs in memory.
-    """
-    limit_text = os.environ.get(MAX_BYTES, "")
-    if not limit_text.isdecimal() and limit_text:
-        raise DataError(f"{MAX_BYTES} must be a number of bytes, got {limit_text!r}")
-    limit = int(limit_text or 2**32)
-    if size > limit:
-        raise DataError(
-            f"{path.name} needs at least {size:,} bytes in memory, and the limit is {limit:,}; set "
-            f"{MAX_BYTES} to raise it, or use fewer rows"
-        )
+    return ".csv"
 
 
 def unpack(path: Path) -> bytes:
@@ -197,16 +233,12 @@ def unpack(path: Path) -> bytes:
     """
     pieces: list[bytes] = []
     size = 0
-    try:
-        check_size(path, path.stat().st_size)
-        open_file = gzip.open if path.name.lower().endswith(".gz") else open
-        with open_file(path, "rb") as stream:
-            while piece := stream.read(2**24):
-                pieces.append(piece)
-                size += len(piece)
-                check_size(path, size)
-    except (OSError, EOFError, zlib.error) as problem:
-        raise DataError(f"cannot read {path}: {problem}") from problem
+    check_size(path, path.stat().st_size)
+    with open_bytes(path) as stream:
+        while piece := stream.read(2**24):
+            pieces.append(piece)
+            size += len(piece)
+            check_size(path, size)
     return b"".join(pieces)
 
 
@@ -233,183 +265,6 @@ def unpack_archive(path: Path, names: Collection[str]) -> dict[str, bytes]:
     raise DataError(f"{path} does not contain {missing}")
 
 
-def _read_text(path: Path) -> tuple[str, list[str]]:
-    """Return the text of a file, and notes about its encoding."""
-    raw = unpack(path)
-    for start, file_type in _BINARY.items():
-        if raw.startswith(start):
-            raise DataError(
-                f"{path.name} is {file_type}, not text; save it as CSV, or correct its suffix"
-            )
-    notes: list[str] = []
-    is_utf16 = raw[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    try:
-        text = raw.decode("utf-16" if is_utf16 else "utf-8-sig")
-    except UnicodeDecodeError:
-        text = raw.decode("cp1252", errors="replace")
-        notes.append(f"{path.name} is not UTF-8; read as Windows-1252.")
-    if "\0" in text[:4096]:
-        raise DataError(f"{path.name} is not text; save it as CSV in UTF-8")
-    if "\n" not in text:  # line endings of old Macs
-        text = text.replace("\r", "\n")
-    return text, notes
-
-
-def _parse_csv(path: Path, text: str, notes: list[str], known: Collection[str]) -> RawTable:
-    """Return the table of a text of delimited cells.
-
-    Args:
-        path: the file, for messages.
-        text: its content.
-        notes: about its encoding.
-        known: names that are expected in a header.
-    """
-    if not text.strip():
-        raise DataError(f"{path.name} is empty")
-    delimiter = _delimiter(text, path)
-    try:
-        lines = _lines(text, delimiter)
-    except csv.Error as problem:
-        raise DataError(f"cannot read {path.name} as CSV: {problem}") from problem
-    if '"' in text and _has_open_quote(text, delimiter):
-        raise DataError(
-            f"row {len(lines) - 1} of {path.name} has an unclosed quote, which includes all that "
-            "follows; close or remove it"
-        )
-    names = [cell.strip() for cell in lines[0]]
-    has_header = _is_header(names, known)
-    body = lines[1:]
-    if not has_header:
-        body = lines
-        names = [f"c{i + 1}" for i in range(len(names))]
-        notes.append(
-            "The first line holds numbers, so it was taken as data; the columns are named c1 to "
-            f"c{len(names)}."
-        )
-    if not body:
-        raise DataError(f"{path.name} has a header but no rows")
-    first_row_name = "the header" if has_header else "row 1"
-    body = _with_width(body, len(names), first_row_name, delimiter, path, notes)
-    if len(names) == 1 and len(body) > 1 and any(mark in lines[0][0] for mark in _DELIMITERS):
-        raise DataError(
-            f"{path.name} seems to have one column only; use a comma, semicolon, tab or | between "
-            "cells"
-        )
-    names, repetition_notes = _distinct_names(names)
-    cells = dict(zip(names, map(list, zip(*body, strict=True)), strict=True))
-    decimal_comma = delimiter == ";" or has_decimal_commas(cells.values())
-    columns = {name: Column(column, decimal_comma) for name, column in cells.items()}
-    return RawTable(path.name, columns, notes + repetition_notes)
-
-
-def _is_header(cells: list[str], known: Collection[str]) -> bool:
-    """Return whether the first line has names: a known one, or no number."""
-    if set(cells) & set(known):
-        return True
-    return all(number(cell) is None for cell in cells)
-
-
-def _with_width(
-    body: list[list[str]],
-    width: int,
-    first_row_name: str,
-    delimiter: str,
-    path: Path,
-    notes: list[str],
-) -> list[list[str]]:
-    """Return rows with a cell for each column; short ones get empty cells.
-
-    Args:
-        body: the rows.
-        width: the number of columns.
-        first_row_name: "the header" or "row 1", for a message.
-        delimiter: of the cells.
-        path: the file, for a message.
-        notes: to which one about short rows is added.
-    """
-    # A delimiter at the end of every line adds an empty cell.
-    if all(len(row) == width + 1 and not row[-1].strip() for row in body):
-        body = [row[:width] for row in body]
-    long_row = next((i for i, row in enumerate(body) if len(row) > width), None)
-    if long_row is not None:
-        raise DataError(
-            f"row {long_row + 1} of {path.name} has {len(body[long_row])} cells where "
-            f"{first_row_name} has {width}; is there a {delimiter!r} in a cell that is not quoted?"
-        )
-    short_count = sum(len(row) < width for row in body)
-    if not short_count:
-        return body
-    notes.append(
-        f"{short_count} rows are shorter than the header; their last cells count as missing."
-    )
-    return [row + [""] * (width - len(row)) for row in body]
-
-
-def _lines(text: str, delimiter: str) -> list[list[str]]:
-    """Return the cells of every line that is not blank.
-
-    A blank as delimiter means any number of blanks.
-    """
-    if delimiter == " ":
-        return [cells for line in text.splitlines() if (cells := line.split())]
-    return [row for row in csv.reader(io.StringIO(text), delimiter=delimiter) if any(row)]
-
-
-def _has_open_quote(text: str, delimiter: str) -> bool:
-    """Return whether the text ends inside quotes, which only a strict reader reports."""
-    try:
-        for _ in csv.reader(io.StringIO(text), delimiter=delimiter, strict=True):
-            pass
-    except csv.Error as problem:
-        return "unexpected end of data" in str(problem)
-    return False
-
-
-def _delimiter(text: str, path: Path) -> str:
-    """Return the delimiter that splits the first lines into the same number of cells.
-
-    Of several, it is the one with the largest number.
-    """
-    sample = text[:65536]
-    if len(text) > len(sample):
-        sample = sample.rsplit("\n", 1)[0]
-
-    def quality(delimiter: str) -> tuple[float, int]:
-        try:
-            counts = [len(row) for row in _lines(sample, delimiter)][:200]
-        except csv.Error:
-            return 0.0, 0
-        width, frequency = Counter(counts).most_common(1)[0]
-        share = frequency / len(counts) if width > 1 else 0.0
-        return share, width
-
-    candidates = _DELIMITERS
-    if ".tsv" in path.name.lower():
-        candidates = "\t" + _DELIMITERS
-    best = max(candidates, key=quality)
-    if quality(best)[1] < 2 and quality(" ") > (0.99, 1):
-        return " "
-    return best
-
-
-def _distinct_names(names: list[str]) -> tuple[list[str], list[str]]:
-    """Return names without blanks and repetitions, and notes about those that changed."""
-    repetitions: dict[str, int] = {}  # by name, the number of its last repetition
-    notes: list[str] = []
-    taken = set(names)
-    for i, name in enumerate(names):
-        original = name or f"c{i + 1}"
-        new_name = original
-        if original in repetitions:
-            while new_name in taken:
-                repetitions[original] += 1
-                new_name = f"{original}.{repetitions[original]}"
-            notes.append(f"There are several columns named {original!r}; one is now {new_name}.")
-        taken.add(new_name)
-        repetitions[new_name] = 1
-    return list(repetitions), notes
-
-
 def _to_table(name: str, columns: Mapping[str, Any]) -> RawTable:
     """Return a table of arrays or lists of equal length."""
     try:
@@ -429,6 +284,41 @@ def _to_table(name: str, columns: Mapping[str, Any]) -> RawTable:
 
 def _parquet(path: Path) -> RawTable:
     """Read a Parquet file."""
+    with _open_parquet(path) as file:
+        check_size(path, 8 * file.metadata.num_rows * file.metadata.num_columns)
+        return _arrow_table(path, file.read())
+
+
+def _parquet_blocks(path: Path, size: int) -> TableBlocks:
+    """Read a Parquet file block by block."""
+    with _open_parquet(path) as file:
+        row_count = file.metadata.num_rows
+    if not row_count:
+        raise DataError(f"{path.name} has no rows")
+    starts = itertools.count(0, size)
+    blocks = zip(_arrow_blocks(path, size), starts, strict=False)
+    tables = (_with_first_row(_arrow_table(path, block), start) for block, start in blocks)
+    return TableBlocks(row_count, tables)
+
+
+def _arrow_blocks(path: Path, size: int) -> Iterator[Any]:
+    """Yield tables of pyarrow with as many rows each; the last one may have fewer."""
+    import pyarrow as pa
+
+    with _open_parquet(path) as file:
+        rest = file.schema_arrow.empty_table()
+        for batch in file.iter_batches(size):  # which may end with a row group
+            rest = pa.concat_tables([rest, pa.Table.from_batches([batch])])
+            while len(rest) >= size:
+                yield rest.slice(0, size)
+                rest = rest.slice(size)
+        if len(rest):
+            yield rest
+
+
+@contextmanager
+def _open_parquet(path: Path) -> Iterator[Any]:
+    """Open a Parquet file; its errors become a DataError."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -436,25 +326,30 @@ def _parquet(path: Path) -> RawTable:
         raise DataError(
             f"reading {path.name} needs pyarrow; `pip install 'bayou[parquet]'`, or save it as CSV"
         ) from None
-    columns: dict[str, Any] = {}
     try:
         with pq.ParquetFile(path) as file:
-            check_size(path, 8 * file.metadata.num_rows * file.metadata.num_columns)
-            table = file.read()
-        names, notes = _distinct_names([str(name) for name in table.column_names])
-        for name, column in zip(names, table.columns, strict=True):
-            if _is_exact_in_float64(column):
-                numbers = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
-                columns[name] = np.asarray(numbers, np.float64)
-            elif pa.types.is_nested(column.type) or pa.types.is_binary(column.type):
-                notes.append(
-                    f"Column {name!r} has the type {column.type}, which is not a number or a "
-                    "category; dropped."
-                )
-            else:
-                columns[name] = ["" if cell is None else str(cell) for cell in column.to_pylist()]
+            yield file
     except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
         raise DataError(f"cannot read {path.name} as Parquet: {problem}") from problem
+
+
+def _arrow_table(path: Path, table: Any) -> RawTable:
+    """Return a table of pyarrow as columns of numbers or text."""
+    import pyarrow as pa
+
+    columns: dict[str, Any] = {}
+    names, notes = distinct_names([str(name) for name in table.column_names])
+    for name, column in zip(names, table.columns, strict=True):
+        if _is_exact_in_float64(column):
+            numbers = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+            columns[name] = np.asarray(numbers, np.float64)
+        elif pa.types.is_nested(column.type) or pa.types.is_binary(column.type):
+            notes.append(
+                f"Column {name!r} has the type {column.type}, which is not a number or a "
+                "category; dropped."
+            )
+        else:
+            columns[name] = ["" if cell is None else str(cell) for cell in column.to_pylist()]
     return RawTable(path.name, _to_table(path.name, columns).columns, notes)
 
 

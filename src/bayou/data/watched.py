@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bayou.data.cell_notes import CellNotes
 from bayou.data.columns import MISSING_LEVEL, OTHER_LEVELS, Column
 from bayou.data.dates import Date
 from bayou.data.encoders import Category, Number
@@ -115,11 +116,11 @@ def new_columns(encoders: Encoders, table: RawTable) -> tuple[list[InputColumn],
             mistakes.append(f"Column {encoder.name!r} is missing.")
         elif isinstance(encoder, Number):
             mistakes += _describe_text(encoder.name, column)
-            block = np.stack(encoder.encode(column, []), axis=1).astype(np.float32)
+            block = np.stack(encoder.encode(column, CellNotes()), axis=1).astype(np.float32)
             is_missing = np.isnan(encoder.values(column))
             columns.append(_numbers(encoder, block, is_missing))
         elif isinstance(encoder, Category):
-            block = np.stack(encoder.encode(column, []), axis=1).astype(np.float32)
+            block = np.stack(encoder.encode(column, CellNotes()), axis=1).astype(np.float32)
             present = {level or MISSING_LEVEL for level in column.levels}
             unknown = tuple(sorted(present - set(encoder.levels))[:MAX_UNKNOWN])
             codes = np.where(block.any(1), _codes(block), len(encoder.levels))

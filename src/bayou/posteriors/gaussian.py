@@ -18,7 +18,7 @@ from bayou.curvature.covariance import Diagonal, Full
 from bayou.curvature.factor import LowRankPrecision
 from bayou.curvature.joint import JointNormal
 from bayou.curvature.kronecker import Kronecker
-from bayou.curvature.linearize import linearize, row_jacobians, tangent
+from bayou.curvature.linearize import linear_map, row_jacobians, tangent
 from bayou.curvature.sweep import QUIET
 from bayou.likelihoods import BoundLikelihood
 from bayou.likelihoods.predictive import Predictive
@@ -150,13 +150,12 @@ class GaussianPosterior(Posterior):
     def _linearized_outputs(self, stack: Params, inputs: tuple[Any, ...]) -> Tensor:
         """Compute f + J·(w_s − mean) for every draw, J· as the transpose of Jᵀ·: (S, B, *out)."""
         mean = self._random_mean
-        f, pull = linearize(self._function_at(inputs), mean)
-        _, push = linearize(lambda u: pull(u)[0], torch.zeros_like(f))
+        f, push = linear_map(self._function_at(inputs), mean)
         slopes = []
         for index in range(size(stack)):
             deviation = {name: stack[name][index] - value for name, value in mean.items()}
-            slopes.append(push(deviation)[0])
-        return (f + torch.stack(slopes)).detach()
+            slopes.append(push(deviation))
+        return f + torch.stack(slopes)
 
     def take_units(self, units: Units) -> None:
         """Convert the posterior and its log evidence to the units of the user."""

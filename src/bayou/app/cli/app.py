@@ -172,22 +172,26 @@ def predict(
     """Predict new rows: class and probabilities or mean and interval, entropy, epistemic part."""
     from bayou.app.runs.predictions import write_predictions
 
-    notes = write_predictions(
-        run,
-        input,
-        out,
-        method=method,
-        seed=seed,
-        samples=samples,
-        level=level,
-        force=force,
-        conformal=conformal,
-        conformal_shift=conformal_shift,
-        conformal_groups=conformal_groups,
-        ood=ood,
-        exceeds=exceeds,
-        costs=costs,
-    )
+    try:
+        notes = write_predictions(
+            run,
+            input,
+            out,
+            method=method,
+            seed=seed,
+            samples=samples,
+            level=level,
+            force=force,
+            conformal=conformal,
+            conformal_shift=conformal_shift,
+            conformal_groups=conformal_groups,
+            ood=ood,
+            exceeds=exceeds,
+            costs=costs,
+        )
+    except KeyboardInterrupt:
+        typer.secho(f"interrupted; nothing was written to {out}", fg="yellow", err=True)
+        raise typer.Exit(130) from None
     for note in notes:
         typer.echo(note, err=True)
     typer.echo(f"wrote {out}")

@@ -12,7 +12,7 @@ from bayou.app.runs.folder import Run, RunError
 from bayou.core.files import StrPath
 from bayou.core.progress import spell
 from bayou.data import reading
-from bayou.data.preprocess import PreparedRows, Preprocessor
+from bayou.data.preprocess import Preprocessor
 from bayou.likelihoods.predictive import Predictive
 from bayou.posteriors import Posterior
 
@@ -101,7 +101,6 @@ def fit_guarantee(
     run: Run,
     posterior: Posterior,
     preprocessor: Preprocessor,
-    new_rows: PreparedRows,
     new_source: StrPath,
     level: float,
     samples: int | None,
@@ -113,8 +112,7 @@ def fit_guarantee(
         run: the run folder.
         posterior: one of its posteriors.
         preprocessor: of its data.
-        new_rows: the rows to predict.
-        new_source: the file that they are from.
+        new_source: the file of the rows to predict, all of which are read for weights or groups.
         level: the coverage.
         samples: number of averaged networks.
 
@@ -128,9 +126,12 @@ def fit_guarantee(
     if held_out_rows.y is None:
         raise RunError("conformal rows need the target column")
     x, y = run.convert(held_out_rows.x, held_out_rows.y)
-    new_x = new_rows.x.to(x.dtype)
+    new_x = None
     held_out_groups = None
     new_groups = None
+    if request.groups is not None or request.shift is not None:
+        new_rows = preprocessor.rows(new_source)
+        new_x = new_rows.x.to(x.dtype)
     if request.groups is not None:
         held_out_groups = _read_groups(source, request.groups, held_out_rows.kept)
         new_groups = _read_groups(new_source, request.groups, new_rows.kept)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import codecs
 import csv
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+from typing import final
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from bayou.app.runs.folder import Run, RunError
 from bayou.app.runs.guarantees import GuaranteeRequest, fit_guarantee
 from bayou.app.runs.json_files import check_output
 from bayou.core.files import StrPath, writing
-from bayou.core.progress import spell
+from bayou.core.progress import Progress, Show, spell
 from bayou.data.preprocess import PreparedRows, Preprocessor
 from bayou.likelihoods.predictive import Predictive, check_level
 from bayou.posteriors import Posterior
@@ -44,8 +45,13 @@ def write_predictions(
     ood: bool = False,
     exceeds: str | None = None,
     costs: StrPath | None = None,
+    progress: Show = True,
 ) -> list[str]:
     """Predict the rows of a file and write a CSV file.
+
+    Rows are read, predicted and written in batches, so that the memory does not grow with their
+    number; what is written becomes the file ``out`` when it is complete, and nothing remains of it
+    after an error or Ctrl-C. ``conformal_shift`` and ``conformal_groups`` need all rows at once.
 
     Classes: row, class, probability, entropy, mutual_information, p(...) of every class, of ordered
     ones also both ends of the central interval. Numbers: row, mean (and median where y is skewed:
@@ -81,6 +87,8 @@ def write_predictions(
         costs: a table with the names of actions in its first column and their costs for every
             class; it adds decision, the action of the lowest expected cost, expected_cost, and
             value_of_information, what it is worth to know the class.
+        progress: how to show the number of rows that are done and the time left, of a file of more
+            than one batch; see ``bayou.core.progress.Progress``.
 
     Returns:
         Notes about the files and the run.
@@ -98,15 +106,20 @@ def write_predictions(
     run = Run.open(folder)
     posterior, preprocessor, job = run.posterior(method, seed)
     samples = posterior.draws_to_average(requested_samples(samples, run))
-    rows = preprocessor.rows(source)
-    notes = [*run.describe_interruption(job, posterior), *rows.notes]
+    rows = preprocessor.blocks(source, ROWS_PER_BATCH)
+    notes = run.describe_interruption(job, posterior)
     guarantee = None
+    guarantee_notes: list[str] = []
     if conformal is not None:
-        guarantee = fit_guarantee(
-            request, run, posterior, preprocessor, rows, source, level, samples
-        )
-        notes += guarantee.notes
+        guarantee = fit_guarantee(request, run, posterior, preprocessor, source, level, samples)
+        guarantee_notes = guarantee.notes
     additions = _read_additions(exceeds, costs, preprocessor)
+    unusual = None
+    if ood:
+        # Here, since it imports the operations.
+        from bayou.app.runs.unusual import UnusualColumn, fit_detector
+
+        unusual = UnusualColumn(fit_detector(run, posterior, samples))
 
     def batch_columns(predictive: Predictive, start: int) -> dict[str, list[str] | Tensor]:
         values = prediction_columns(predictive, preprocessor, level)
@@ -116,10 +129,31 @@ def write_predictions(
             values |= addition.columns(predictive)
         return values
 
-    details, detail_notes = _describe_rows(rows, run, posterior, samples, ood)
-    batches = _predict_columns(posterior, rows, samples, batch_columns)
-    _write_csv(path, _add_row_columns(batches, rows, preprocessor, details))
-    return notes + detail_notes
+    dtype = network_dtype(posterior)
+    distances = DistanceNote()
+
+    def tables() -> Iterator[dict[str, list[str]]]:
+        """Predict the rows batch by batch, and yield the text of the columns of each."""
+        done = 0
+        show = progress if rows.rows > ROWS_PER_BATCH else False
+        with Progress("predicting", rows.rows, show) as line:
+            for batch in rows:
+                x = batch.x.to(dtype)
+                predictive = posterior.predict(x, samples=samples, seed=0)
+                columns = _as_text(batch_columns(predictive, done))
+                details: dict[str, list[str]] = {}
+                if batch.distance is not None:
+                    details["distance"] = [f"{value:.4g}" for value in batch.distance]
+                    distances.add(batch.distance)
+                if unusual is not None:
+                    details[UNUSUAL] = unusual.cells(x)
+                yield _row_columns(batch, columns, preprocessor) | columns | details
+                done += len(x)
+                line.update(done)
+
+    _write_csv(path, tables())
+    unusual_notes = [] if unusual is None else unusual.notes()
+    return [*notes, *rows.notes, *guarantee_notes, *distances.sentences(), *unusual_notes]
 
 
 def _read_additions(
@@ -134,81 +168,58 @@ def _read_additions(
     return additions
 
 
-def _describe_rows(
-    rows: PreparedRows, run: Run, posterior: Posterior, samples: int | None, ood: bool
-) -> tuple[dict[str, list[str]], list[str]]:
-    """Return columns that say how unusual the inputs of rows are, and notes about them."""
-    columns: dict[str, list[str]] = {}
-    notes: list[str] = []
-    if rows.distance is not None:
-        columns["distance"] = [f"{value:.4g}" for value in rows.distance]
-        notes += _describe_distance(rows.distance)
-    if ood:
-        # Here, since it imports the operations.
-        from bayou.app.runs.unusual import fit_detector, unusual_column
-
-        detector = fit_detector(run, posterior, samples)
-        x = rows.x.to(network_dtype(posterior))
-        columns[UNUSUAL], unusual_notes = unusual_column(detector, x)
-        notes += unusual_notes
-    return columns, notes
+def _as_text(columns: dict[str, list[str] | Tensor]) -> dict[str, list[str]]:
+    """Return columns whose numbers are text."""
+    return {
+        name: values if isinstance(values, list) else _format_numbers(values)
+        for name, values in columns.items()
+    }
 
 
-def _predict_columns(
-    posterior: Posterior,
-    rows: PreparedRows,
-    samples: int | None,
-    batch_columns: Callable[[Predictive, int], dict[str, list[str] | Tensor]],
-) -> Iterator[tuple[int, dict[str, list[str]]]]:
-    """Predict rows in batches, and yield the first row of each with the text of its columns."""
-    dtype = network_dtype(posterior)
-    for start in range(0, len(rows.x), ROWS_PER_BATCH):
-        batch = rows.x[start : start + ROWS_PER_BATCH].to(dtype)
-        predictive = posterior.predict(batch, samples=samples, seed=0)
-        cells = batch_columns(predictive, start)
-        yield (
-            start,
-            {
-                name: values if isinstance(values, list) else _format_numbers(values)
-                for name, values in cells.items()
-            },
-        )
-
-
-def _add_row_columns(
-    batches: Iterable[tuple[int, dict[str, list[str]]]],
-    rows: PreparedRows,
-    preprocessor: Preprocessor,
-    details: dict[str, list[str]],
-) -> Iterator[dict[str, list[str]]]:
-    """Yield the tables of batches with the number and the id of each row before their columns.
+def _row_columns(
+    batch: PreparedRows, columns: Collection[str], preprocessor: Preprocessor
+) -> dict[str, list[str]]:
+    """Return the numbers of the rows in their file, and their ids.
 
     Args:
-        batches: the first row of each batch, and its columns of predictions.
-        rows: all of them.
+        batch: the rows.
+        columns: the names of their predictions, which the id column must not have.
         preprocessor: has the name of the id column.
-        details: further columns of all rows, which follow the predictions.
     """
-    for start, columns in batches:
-        stop = start + ROWS_PER_BATCH
-        table = {"row": [str(index + 1) for index in rows.kept[start:stop]]}
-        if rows.ids is not None:
-            name = str(preprocessor.id)
-            if name in ("row", "distance", UNUSUAL, *columns):
-                name = f"{name} (id)"
-            table[name] = rows.ids[start:stop]
-        yield table | columns | {name: cells[start:stop] for name, cells in details.items()}
+    table = {"row": [str(index + 1) for index in batch.kept]}
+    if batch.ids is not None:
+        name = str(preprocessor.id)
+        if name in ("row", "distance", UNUSUAL, *columns):
+            name = f"{name} (id)"
+        table[name] = batch.ids
+    return table
 
 
-def _describe_distance(distance: NDArray[np.float64]) -> list[str]:
-    """Return a note if rows lie far outside the range of the training data."""
-    far_count = int((distance > 1).sum())
-    if not far_count:
-        return []
-    return [
-        f"{far_count} of {len(distance)} rows lie more than a standard deviation outside the range "
-        "of the training data: see the column distance."
-    ]
+@final
+class DistanceNote:
+    """How many rows of all batches lie far outside the range of the training data."""
+
+    def __init__(self) -> None:
+        self._far_count = 0
+        self._rows = 0
+
+    def add(self, distance: NDArray[np.float64]) -> None:
+        """Count the rows of a batch.
+
+        Args:
+            distance: of each row, in standard deviations.
+        """
+        self._far_count += int((distance > 1).sum())
+        self._rows += len(distance)
+
+    def sentences(self) -> list[str]:
+        """Return a sentence if there are such rows."""
+        if not self._far_count:
+            return []
+        return [
+            f"{self._far_count} of {self._rows} rows lie more than a standard deviation outside "
+            "the range of the training data: see the column distance."
+        ]
 
 
 def _write_csv(path: Path, tables: Iterable[dict[str, list[str]]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import final
 
 import torch
 from torch import Tensor
@@ -41,25 +42,43 @@ def fit_detector(run: Run, posterior: Posterior, samples: int | None) -> Detecto
         return fit(posterior, data.train, held_out=held_out, samples=samples)
 
 
-def unusual_column(detector: Detector, x: Tensor) -> tuple[list[str], list[str]]:
-    """Return the p-values of rows as text, and notes about rare ones.
+@final
+class UnusualColumn:
+    """The p-values of rows that are predicted batch by batch.
 
     Args:
         detector: of the posterior that predicts the rows.
-        x: inputs of the network (B, ...).
     """
-    p_value = detector.score(x).p_value
-    notes = []
-    if not detector.is_exact:
-        notes.append(
-            f"the column {UNUSUAL} ranks rows among training rows, since the run has fewer than "
-            f"{MIN_TEST_ROWS} test rows; its p-values are too small."
-        )
-    count = int(torch.count_nonzero(p_value <= LEVEL))
-    expected = LEVEL * len(p_value)
-    if count:
-        notes.append(
-            f"{count} of {len(p_value)} rows have a p-value of {LEVEL:g} at most in the column "
-            f"{UNUSUAL}, where {expected:.3g} are expected of rows like those of the run."
-        )
-    return [f"{value:.4g}" for value in p_value.tolist()], notes
+
+    def __init__(self, detector: Detector) -> None:
+        self._detector = detector
+        self._rows = 0
+        self._unusual_count = 0
+
+    def cells(self, x: Tensor) -> list[str]:
+        """Return the p-values of a batch as text.
+
+        Args:
+            x: inputs of the network (B, ...).
+        """
+        p_value = self._detector.score(x).p_value
+        self._rows += len(p_value)
+        self._unusual_count += int(torch.count_nonzero(p_value <= LEVEL))
+        return [f"{value:.4g}" for value in p_value.tolist()]
+
+    def notes(self) -> list[str]:
+        """Return notes about the p-values, and about small ones, of all batches so far."""
+        notes = []
+        if not self._detector.is_exact:
+            notes.append(
+                f"the column {UNUSUAL} ranks rows among training rows, since the run has fewer "
+                f"than {MIN_TEST_ROWS} test rows; its p-values are too small."
+            )
+        if self._unusual_count:
+            expected = LEVEL * self._rows
+            notes.append(
+                f"{self._unusual_count} of {self._rows} rows have a p-value of {LEVEL:g} at most "
+                f"in the column {UNUSUAL}, where {expected:.3g} are expected of rows like those of "
+                "the run."
+            )
+        return notes
