@@ -166,7 +166,7 @@ def leave_out_failures(failures: Mapping[str, Exception], others: Mapping[str, o
     if not failures:
         return ""
     if not others:
-        raise next(reversed(failures.values()))
+        raise list(failures.values())[-1]
     text = "; ".join(
         f"{name} was left out, since its fit to all rows failed: {type(error).__name__}: {error}"
         for name, error in failures.items()
