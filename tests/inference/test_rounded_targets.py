@@ -13,9 +13,11 @@ from bayou.likelihoods.continuous import StudentT
 from bayou.network.target import Target
 from bayou.select.likelihood_parameters import likeliest_parameters
 from bayou.select.named import by_name
+from bayou.select.noise import least_noise
 from bayou.select.noise_and_prior import NoiseAndPrior
 from bayou.select.predicted_noise import PredictedNoise
 from bayou.select.regression import RegressionSearch
+from bayou.training.data import as_data
 
 F64 = torch.float64
 # −log p of a value that is predicted exactly with the noise of rounding to whole numbers.
@@ -148,6 +150,21 @@ def test_a_selected_noise_is_raised_to_that_of_rounding(name):
     least = 2 / math.sqrt(12)
     assert posterior.predict(x).aleatoric_std.min() == pytest.approx(least, rel=1e-5)
     assert "raised to that of the rounding of y" in posterior.plan
+
+
+def test_the_targets_of_a_dataset_are_read_without_a_draw_of_the_global_stream():
+    x, y = repeated_ratings(50)
+
+    class Drawn(torch.utils.data.Dataset):
+        def __len__(self):
+            return len(x)
+
+        def __getitem__(self, row):
+            return x[row] + 1e-9 * torch.randn(3, dtype=F64), y[row]
+
+    state = torch.get_rng_state()
+    assert least_noise(as_data(Drawn())) == pytest.approx(1 / math.sqrt(12))
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_the_ratio_of_noise_and_prior_stays():

@@ -7,8 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+import torch
 from torch import Tensor
 
+from bayou.core import rng
 from bayou.core.progress import stage
 from bayou.inference.rounded_targets import rounding_noise
 from bayou.network.target import Target
@@ -49,7 +51,10 @@ def least_noise(rows: Data) -> float:
         rows: the training rows.
     """
     y = rows.targets()
-    return rounding_noise(some_rows(rows, MAX_READ_ROWS)[1] if y is None else y)
+    if y is None:
+        with rng.isolated(0, torch.device("cpu")):  # which random transforms of rows draw from
+            _, y = some_rows(rows, MAX_READ_ROWS)
+    return rounding_noise(y)
 
 
 def describe_rounding(target: Target, rows: Data) -> tuple[str, ...]:
