@@ -93,6 +93,71 @@ def test_missing_dates_are_the_median_with_an_indicator_and_bad_ones_are_told():
     assert far[1:].tolist() == [0, 0]
 
 
+def spread(years):
+    """Return 100 dates, evenly in so many years before 2024."""
+    last = datetime.date(2024, 1, 1)
+    step = years * 365 / 100
+    return [(last - datetime.timedelta(days=round(step * i))).isoformat() for i in range(100)]
+
+
+@pytest.mark.parametrize(
+    ("years", "code"),
+    [
+        (1, "9999-12-31"),
+        (100, "9999-12-31T23:59:59"),
+        (30, "0001-01-01"),
+        (30, "2999-12-31"),
+        (5, "1900-01-01"),
+        (5, "2262-04-11T23:47:16"),
+    ],
+)
+def test_a_code_among_dates_counts_as_missing(years, code):
+    """The other dates have the inputs that they have beside an empty cell."""
+    cells = spread(years)
+    expected = Date.fit("until", parse_dates(["", *cells]))
+    encoder = Date.fit("until", parse_dates([code, *cells]))
+    assert encoder.features == expected.features
+    assert (encoder.mean, encoder.scale, encoder.low) == (
+        expected.mean, expected.scale, expected.low
+    )  # fmt: skip
+    notes = CellNotes()
+    inputs = encoder.encode(Column.of([code, *cells]), notes)
+    np.testing.assert_array_equal(inputs, expected.encode(Column.of(["", *cells]), CellNotes()))
+    assert inputs[-1].tolist() == [1.0] + 100 * [0.0]
+    start = f"Column 'until': 1 date is far from all others (row 1: '{code}'; the others lie "
+    range_of_others = f"between {cells[-1]} and 2024-01-01); counted as missing"
+    assert notes.sentences()[0].startswith(f"{start}{range_of_others}")
+    assert encoder.distance(Column.of([code])).tolist() == [0.0]
+
+
+def test_open_ends_may_be_most_of_the_dates():
+    encoder = Date.fit("until", parse_dates([*spread(3), *300 * ["9999-12-31"]]))
+    assert encoder.high < 20_000
+    assert "trend" in encoder.parts
+    assert encoder.indicator
+
+
+@pytest.mark.parametrize("code", ["9999-12-31", "0001-01-01"])
+def test_codes_in_new_rows_alone_count_as_missing(code):
+    encoder = Date.fit("until", parse_dates(spread(3)))
+    notes = CellNotes()
+    inputs = encoder.encode(Column.of([code, "2023-01-01"]), notes)
+    assert np.abs(inputs[0]).max() < 3
+    sentinels, missing = notes.sentences()
+    assert "counted as missing" in sentinels
+    assert "1 missing dates, none of them in training" in missing
+
+
+def test_dates_that_are_right_are_kept():
+    for cells in (spread(150), [*spread(150), "1900-01-01"], ["1970-01-01", *spread(60)]):
+        days = parse_dates(cells)
+        encoder = Date.fit("born", days)
+        assert not encoder.indicator
+        assert (encoder.low, encoder.high) == (days.min(), days.max())
+    only = Date.fit("until", parse_dates(["9999-12-31", "9999-01-01"]))
+    assert only.high - only.low == 364
+
+
 def test_numpy_dates_are_read_as_text():
     column = Column.of(np.array(["2024-02-29T13:30:00", "NaT"], dtype="datetime64[ns]"))
     assert column.levels == ["2024-02-29T13:30:00", ""]

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import bayou
 from bayou.app.runs.config import Config
 from bayou.app.runs.folder import Run, RunError
 from bayou.app.runs.predictions import write_predictions
@@ -146,6 +147,36 @@ def test_a_likelihood_that_does_not_fit_the_target_is_an_error(
     with pytest.raises((RunError, ValueError), match=message):
         run.work()
     assert not (tmp_path / "run").exists() or not list((tmp_path / "run").glob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "settings", "message"),
+    [
+        ("student-t", {}, "--noise 0.3 .* no effect with student-t"),
+        (None, {"heteroscedastic": True}, "no effect with heteroscedastic"),
+        ("auto", {}, "--likelihood auto chooses"),
+        (None, {"methods": ("auto",)}, "--method auto chooses .* give --likelihood gaussian"),
+    ],
+)
+def test_a_noise_without_effect_is_an_error_before_the_file_is_read(
+    tmp_path, likelihood, settings, message
+):
+    made = replace(config("missing.csv", "price", likelihood), noise=0.3, **settings)
+    with pytest.raises(RunError, match=message):
+        Run.create(tmp_path / "run", made)
+    Run.create(tmp_path / "run", replace(made, noise=0.5))
+
+
+def test_a_noise_of_classes_is_an_error(table, tmp_path):
+    made = replace(config(table, "rating", None), noise=0.3)
+    with pytest.raises(RunError, match="--noise 0.3 .* the target has classes"):
+        Run.create(tmp_path / "run", made).work()
+
+
+@pytest.mark.parametrize("likelihood", [None, "gaussian"])
+def test_a_noise_is_the_initial_one_of_a_gaussian(table, tmp_path, likelihood):
+    run = Run.create(tmp_path / "run", replace(config(table, "price", likelihood), noise=0.3))
+    assert run.likelihood(run.load_data()) == bayou.Gaussian(0.3, learn=True)
 
 
 def test_negative_counts_are_an_error_that_says_so(table, tmp_path):

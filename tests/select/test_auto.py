@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import bayou
+from bayou.core.progress import BayouWarning
 from bayou.inference.method import Method
 from bayou.network.target import Target
 from bayou.posteriors import Empirical, Mixture
@@ -167,6 +168,74 @@ def test_an_interruption_of_a_search_of_all_rows_ends_the_fit():
     assert second.searches == [80, 80, 100]
     assert third.searches == [80, 80]
     assert first.rows == [80, 80]
+
+
+@final
+@dataclass(frozen=True)
+class FailsAtLast(Recipe):
+    """A recipe of ``Line`` that raises an error for all rows, in the search or in the fit."""
+
+    line: Line
+    in_search: bool
+    error: type[BaseException] = FloatingPointError
+    batch_size: int = 128
+
+    def make_plan(self, target, data, run):
+        rows = as_data(data, 128)
+        if rows.n < 100:
+            return Plan(target, self.line, rows, run.seed)
+        if self.in_search:
+            raise self.error("no more memory")
+        return Plan(target, Raises(self.error), rows, run.seed)
+
+
+@final
+@dataclass(frozen=True)
+class Raises(Method):
+    error: type[BaseException]
+
+    def fit(self, target, data, **options):
+        raise self.error("no more memory")
+
+
+@pytest.mark.parametrize("in_search", [True, False])
+def test_a_method_whose_last_fit_fails_is_left_out(in_search):
+    methods = {"low": Line(0.8), "middle": FailsAtLast(Line(1.0), in_search), "high": Line(1.2)}
+    with pytest.warns(
+        BayouWarning, match="middle was left out, .* FloatingPointError: no more mem"
+    ):
+        posterior = fit(methods, pull=1000.0)
+    assert [type(component) for component in posterior.components] == [Empirical, Empirical]
+    slopes = [float(component.stack["weight"]) for component in posterior.components]
+    assert slopes == pytest.approx([0.8, 1.2])
+    assert float(posterior.weights.sum()) == pytest.approx(1)
+    assert "middle was left out" in posterior.choice
+    assert posterior.stopped == "finished"
+
+
+@pytest.mark.parametrize("in_search", [True, False])
+def test_one_method_that_is_left_is_the_posterior(in_search):
+    methods = {"low": FailsAtLast(Line(0.8), in_search), "high": Line(1.2)}
+    with pytest.warns(BayouWarning, match="low was left out"):
+        posterior = fit(methods)
+    assert isinstance(posterior, Empirical)
+    assert float(posterior.stack["weight"]) == pytest.approx(1.2)
+    assert "low was left out" in posterior.choice
+
+
+@pytest.mark.parametrize("in_search", [True, False])
+def test_the_error_is_raised_where_nothing_is_left(in_search):
+    with pytest.raises(FloatingPointError, match="no more memory"):
+        fit({name: FailsAtLast(Line(slope), in_search) for name, slope in [("a", 0.8), ("b", 1.2)]})
+
+
+@pytest.mark.parametrize("in_search", [True, False])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TypeError])
+def test_other_errors_and_interruptions_of_the_last_fit_end_it(in_search, error):
+    last = Line(1.2)
+    with pytest.raises(error):
+        fit({"low": FailsAtLast(Line(0.8), in_search, error), "high": last})
+    assert last.rows == [80, 80]
 
 
 def test_one_row_cannot_be_held_out():

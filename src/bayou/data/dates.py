@@ -12,10 +12,12 @@ from typing import Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-from bayou.core.specs import Checked
+from bayou.core.specs import Checked, later_field
 from bayou.data.cell_notes import CellNotes
 from bayou.data.columns import Column, quote
+from bayou.data.encoders import inside_range
 from bayou.data.moments import EPOCH, Moment
+from bayou.training.sentinels import valid_range
 
 Days = NDArray[np.float64]
 
@@ -24,6 +26,20 @@ WEEKDAYS: Final = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Satu
 DAYS_OF_YEAR: Final = 365.25
 MIN_DATE_SHARE: Final = 0.9  # of the present cells of a column of dates
 MIN_RANGE: Final = 1e-6  # of a part that varies; less than a second in a day is rounding
+# Dates of databases and spreadsheets that stand for a missing one or for no end, as 999 does among
+# numbers.
+CODES: Final = (
+    datetime.date(1753, 1, 1),
+    datetime.date(1899, 12, 30),
+    datetime.date(1899, 12, 31),
+    datetime.date(1900, 1, 1),
+    datetime.date(1970, 1, 1),
+    datetime.date(2099, 12, 31),
+    datetime.date(2262, 4, 11),
+    datetime.date(2999, 12, 31),
+)
+# Of dates that are right: those in the years 1 and 9999 are codes, however many there are.
+YEARS: Final = (2, 9998)
 _EPOCH_WEEKDAY: Final = 3  # a Thursday, from Monday = 0
 
 
@@ -53,7 +69,8 @@ class Date(Checked):
 
     The trend is (days − mean)/scale, and the year the same of its first of January. Season and hour
     are the sine and cosine of the fraction of the year and of the day, the weekday seven 0/1
-    columns. A missing date is the median, with a 0/1 column that says so.
+    columns. A missing date is the median, with a 0/1 column that says so. Codes such as 9999-12-31,
+    far from all other dates, count as missing.
 
     Args:
         name: of the column.
@@ -64,6 +81,8 @@ class Date(Checked):
         indicator: adds a 0/1 column for missing dates.
         low: the first training date.
         high: the last training date.
+        floor: earlier dates count as missing, as 0001-01-01 does.
+        ceiling: later dates count as missing, as 9999-12-31 does.
     """
 
     name: str
@@ -74,13 +93,15 @@ class Date(Checked):
     indicator: bool = False
     low: float = -sys.float_info.max
     high: float = sys.float_info.max
+    floor: float = later_field(-sys.float_info.max)
+    ceiling: float = later_field(sys.float_info.max)
 
     def __post_init__(self) -> None:
         """Check the types and ranges of the fields."""
         self._check_kind(str, "name")
         self._check_kind(bool, "indicator")
         self._check_words("parts")
-        self._check_finite("mean", "scale", "median", "low", "high")
+        self._check_finite("mean", "scale", "median", "low", "high", "floor", "ceiling")
         self._check_positive("scale")
         unknown = [component for component in self.parts if component not in PARTS]
         if unknown:
@@ -94,6 +115,8 @@ class Date(Checked):
             name: of the column.
             days: since 1970-01-01; nan where a date is missing.
         """
+        floor, ceiling = _valid_range(days)
+        days = inside_range(days, floor, ceiling)
         is_missing = np.isnan(days)
         present = days[~is_missing]
         if not len(present):
@@ -116,6 +139,8 @@ class Date(Checked):
             indicator=bool(is_missing.any()),
             low=float(present.min()),
             high=float(present.max()),
+            floor=floor,
+            ceiling=ceiling,
         )
 
     @property
@@ -145,8 +170,9 @@ class Date(Checked):
             notes: to which those about unusual cells are added.
         """
         days = parse_dates(column.levels)
-        is_missing = np.isnan(days)
-        is_bad = is_missing & np.array([level != "" for level in column.levels])
+        valid = inside_range(days, self.floor, self.ceiling)
+        is_missing = np.isnan(valid)
+        is_bad = np.isnan(days) & np.array([level != "" for level in column.levels])
         notes.add(
             self.name,
             "bad",
@@ -157,9 +183,16 @@ class Date(Checked):
             ),
             column.describe_first,
         )
+        notes.add(
+            self.name,
+            "sentinel",
+            is_missing & ~np.isnan(days),
+            self._describe_sentinels,
+            column.describe_first,
+        )
         if not self.indicator:
             notes.add(self.name, "missing", is_missing, self._describe_missing)
-        complete = np.where(is_missing, self.median, days)
+        complete = np.where(is_missing, self.median, valid)
         inputs: list[NDArray[np.float64]] = []
         for component in self.parts:
             inputs += _columns_of(component, complete, self.mean, self.scale)
@@ -169,10 +202,9 @@ class Date(Checked):
 
     def _describe_missing(self, count: int, _: str) -> str:
         """Return a note about missing dates that are filled with the median."""
-        median = datetime.date.fromordinal(EPOCH + math.floor(self.median)).isoformat()
         return (
             f"Column {self.name!r}: {count} missing dates, none of them in training; filled with "
-            f"the median {quote(median)}."
+            f"the median {quote(_format_day(self.median))}."
         )
 
     def distance(self, column: Column) -> NDArray[np.float64]:
@@ -183,9 +215,42 @@ class Date(Checked):
         Args:
             column: the cells of all rows.
         """
-        days = parse_dates(column.levels)
+        days = inside_range(parse_dates(column.levels), self.floor, self.ceiling)
         distance = np.maximum(self.low - days, days - self.high) / self.scale
         return np.fmax(distance, 0.0)
+
+    def _describe_sentinels(self, count: int, first: str) -> str:
+        """Return a note about the dates that count as missing although they are dates."""
+        subject = "1 date is" if count == 1 else f"{count:,} dates are"
+        return (
+            f"Column {self.name!r}: {subject} far from all others ({first}; the others lie between "
+            f"{_format_day(self.low)} and {_format_day(self.high)}); counted as missing, because "
+            "standardized with it the others would all be the same. If it stands for a missing "
+            "date or for no end, leave the cell blank."
+        )
+
+
+def _valid_range(days: Days) -> tuple[float, float]:
+    """Return the range outside of which a date of this column counts as missing."""
+    first, last = (_days_of(datetime.date(year, 1, 1)) for year in (YEARS[0], YEARS[1] + 1))
+    codes = frozenset(map(_days_of, CODES))
+    floor, ceiling = valid_range(
+        inside_range(days, first, last - MIN_RANGE), lambda day: math.floor(day) in codes
+    )
+    floor, ceiling = max(floor, first), min(ceiling, last - MIN_RANGE)
+    if np.isnan(inside_range(days, floor, ceiling)).all():  # nothing else to compare them with
+        return -sys.float_info.max, sys.float_info.max
+    return floor, ceiling
+
+
+def _days_of(date: datetime.date) -> int:
+    """Return the days of a date since 1970-01-01."""
+    return date.toordinal() - EPOCH
+
+
+def _format_day(days: float) -> str:
+    """Return the date of days since 1970-01-01, as it is written."""
+    return datetime.date.fromordinal(EPOCH + math.floor(days)).isoformat()
 
 
 def _columns_of(component: str, days: Days, mean: float, scale: float) -> list[Days]:

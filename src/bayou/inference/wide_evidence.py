@@ -30,7 +30,8 @@ GROUPED_LOG_STD: Final = 1.0
 class WideEvidence:
     r"""log p(y | scales) + log p(scales) of K networks of infinite width, as functions of scales.
 
-    y ~ N(0, K + σ²·F), with the covariances K of ``wide_kernel`` and a diagonal F, 1 by default.
+    y ~ N(0, K + σ²·F + r²), with the covariances K of ``wide_kernel``, a diagonal F, 1 by default,
+    and the standard deviation r of the rounding of y, 0 by default.
     The logs of the scales have normal priors around equal scales of the inputs: log a_i = δ_i +
     log a with δ_i ~ N(0, τ²), log a ~ N(−½·log d, τ²) and log b, log s ~ N(0, τ²), log σ ~
     N(log ½, τ²).
@@ -53,6 +54,7 @@ class WideEvidence:
         groups: the numbers of the groups of inputs, (d,); None (default) for no groups.
         noise_factors: F, by which the variance of the noise differs between rows, (N,); None
             (default) for 1.
+        rounding: r, 0 by default.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class WideEvidence:
         log_noise: float | None = None,
         groups: Tensor | None = None,
         noise_factors: Tensor | None = None,
+        rounding: float = 0.0,
     ) -> None:
         self.x = x
         self.y = y
@@ -76,6 +79,7 @@ class WideEvidence:
         self.log_noise = log_noise
         self.groups = groups
         self.noise_factors = noise_factors
+        self.rounding = rounding
         d = x.shape[1]
         group_count = 0 if groups is None else int(groups.max()) + 1
         size = d + group_count + 4
@@ -137,7 +141,7 @@ class WideEvidence:
         if factors is not None and self.masks is not None:
             factors = factors[self.masks[problem]]
         rows, _ = self.rows_of(problem)
-        return torch.diag(noise_variances(scales, factors).expand(len(rows)))
+        return torch.diag(noise_variances(scales, factors, self.rounding).expand(len(rows)))
 
     def evaluate(self, points: Tensor, problems: Tensor) -> tuple[Tensor, Tensor]:
         """Compute −log evidence − log prior without constants, and its gradient.

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from bayou.core.rng import Seed
 from bayou.likelihoods.base import BoundLikelihood
 from bayou.likelihoods.continuous import BoundMarginal, BoundPaired, LocationScale
+from bayou.likelihoods.survival import BoundCensored
 
 Sampled = tuple[BoundLikelihood, Tensor]  # p(y | f) and outputs f, (S, B, *out)
 
@@ -23,7 +24,8 @@ def join_samples(samples: Sequence[Sampled]) -> Sampled:
     """Return one likelihood and the outputs of all samples, in order: (Σ_k S_k, B, ...).
 
     Equal likelihoods stay as they are. Locations and scales with one density of unit scale become
-    outputs; any others are told apart by a channel of the outputs (``BoundSelected``).
+    outputs; any others are told apart by a channel of the outputs (``BoundSelected``). Of censored
+    targets these are the likelihoods of the times.
 
     Args:
         samples: likelihoods with outputs (S_k, B, *out_k) at the same B rows.
@@ -36,6 +38,14 @@ def join_samples(samples: Sequence[Sampled]) -> Sampled:
     if all(_are_equal(first, other) for other in others):
         return first, torch.cat([outputs for _, outputs in samples])
     _check_targets(samples)
+    times = [
+        (likelihood.of, outputs)
+        for likelihood, outputs in samples
+        if isinstance(likelihood, BoundCensored)
+    ]
+    if len(times) == len(samples):
+        of, outputs = join_samples(times)
+        return BoundCensored(of), outputs
     if isinstance(first, LocationScale) and all(_share_unit(first, other) for other in others):
         return _join_scales(first, samples)
     return BoundSelected.join(samples)

@@ -15,6 +15,7 @@ from bayou.core.progress import Progress
 from bayou.core.specs import later_field
 from bayou.inference.data_checks import check_first_batch
 from bayou.inference.method import BatchedMethod, FitArguments, open_checkpoint
+from bayou.inference.rounded_targets import rounding_noise
 from bayou.inference.wide_evidence import DISCARDED_DRAWS, WideEvidence
 from bayou.likelihoods.continuous import BoundHomoscedastic
 from bayou.network import Network, evaluating
@@ -86,6 +87,9 @@ class Wide(BatchedMethod[WidePosterior]):
     network, too. It is fitted to the logs of squared leave-one-out residuals of a fit with one
     noise for all rows; then the scales are found again, given F of every row (most likely
     heteroscedastic Gaussian process, Kersting et al. 2007). F has no uncertainty.
+
+    Targets of few values, such as ratings, were rounded to steps d: where the noise is learned, its
+    variance is σ² + d²/12, so that rows which repeat with their y leave a noise.
 
     The network of the fit is replaced: only x, y and the noise matter. There is no minibatch:
     time grows as N³, and above 3,000 rows the fit is refused. It is for numbers with Gaussian
@@ -233,6 +237,7 @@ class _WideFit:
         self.started = time.monotonic()
         self.trials: list[dict[str, Any]] = []
         self.likelihood = _gaussian_likelihood(arguments.target)
+        self.learns_noise = any(True for _ in self.likelihood.parameters())
         x, y = all_rows(arguments.data)
         inputs = forward_inputs(x)
         if len(inputs) != 1 or not inputs[0].is_floating_point():
@@ -260,7 +265,10 @@ class _WideFit:
         """Return the network with the training rows."""
         target_units = self.likelihood.log_units.double().exp()
         thresholds = self.method.thresholds
-        return WideNetwork(units, self.x, self.y, target_units, self.dtype, thresholds)
+        wide = WideNetwork(units, self.x, self.y, target_units, self.dtype, thresholds)
+        if self.learns_noise:
+            wide.rounding = rounding_noise(wide.outputs)
+        return wide
 
     def _evidence(
         self, units: tuple[Units, ...], max_rows: int = MAX_ROWS, part: tuple[int, ...] = ()
@@ -273,7 +281,7 @@ class _WideFit:
             part: a number, for other rows than those of other numbers.
         """
         log_noise = None
-        if not any(True for _ in self.likelihood.parameters()):
+        if not self.learns_noise:
             log_noise = float(self.likelihood.log_scale) - float(self.wide.target_spread.log())
         x, y, factors = self._some_rows(self.wide.outputs, max_rows, part)
         return WideEvidence(
@@ -284,6 +292,7 @@ class _WideFit:
             log_noise=log_noise,
             groups=self.wide.groups if self.method.thresholds else None,
             noise_factors=factors,
+            rounding=self.wide.rounding,
         )
 
     def _some_rows(
@@ -410,7 +419,7 @@ class _WideFit:
         """Fit a network of infinite width to the logs of squared leave-one-out residuals.
 
         The squares are multiplied by the share of the noise in the variance of these residuals; the
-        rest is that of the function.
+        rest is that of the function and of the rounding of y.
         """
         scales = PriorScales.from_logs(self._evidence((self.units,)).effective_logs(self.mode[0]))
         factors = None if self.noise is None else self.noise(self.wide.rows).exp()

@@ -159,6 +159,8 @@ class WideNetwork(nn.Module):
         dtype: of the parameters. Sums over rows are in float64.
         thresholds: of a column, at most; 0 (default) for none. There is at most one for five rows,
             and all columns together have at most 1,024.
+        rounding: the standard deviation of the rounding of standardized y, whose square is added to
+            the variance of the noise; 0 by default.
     """
 
     rows: Tensor
@@ -184,10 +186,12 @@ class WideNetwork(nn.Module):
         target_units: Tensor,
         dtype: torch.dtype,
         thresholds: int = 0,
+        rounding: float = 0.0,
     ) -> None:
         super().__init__()
         self.units = units
         self.thresholds = thresholds
+        self.rounding = rounding
         rows = rows.detach().double().flatten(1)
         targets = targets.detach().double()
         target_units = target_units.detach().double()
@@ -332,6 +336,8 @@ def solve_rows(
 ) -> tuple[Tensor, Tensor]:
     """Compute the Cholesky factor of K + σ²·F of the training rows, and (K + σ²·F)⁻¹·y.
 
+    The variance of their rounding is added to σ²·F.
+
     Args:
         wide: has the training rows.
         scales: of one network.
@@ -342,21 +348,24 @@ def solve_rows(
         The factor (N, N), and the solution (N, D).
     """
     covariance = wide_kernel(wide.units, wide.inputs, wide.inputs, scales)
-    covariance.diagonal().add_(noise_variances(scales, noise_factors))
+    covariance.diagonal().add_(noise_variances(scales, noise_factors, wide.rounding))
     root = torch.linalg.cholesky(covariance)
     return root, torch.cholesky_solve(wide.outputs, root)
 
 
-def noise_variances(scales: PriorScales, noise_factors: Tensor | None) -> Tensor:
+def noise_variances(
+    scales: PriorScales, noise_factors: Tensor | None, rounding: float = 0.0
+) -> Tensor:
     """Compute the variance of the noise of every row, (N,), or of all rows, one number.
 
     Args:
         scales: of one network.
         noise_factors: by which the variance differs between rows, (N,); None for 1.
+        rounding: the standard deviation of the rounding of y, in every row; 0 by default.
     """
     if noise_factors is None:
-        return scales.noise_variance
-    return scales.noise.square() * noise_factors + JITTER
+        return scales.noise_variance + rounding**2
+    return scales.noise.square() * noise_factors + JITTER + rounding**2
 
 
 @final

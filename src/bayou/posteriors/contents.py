@@ -57,6 +57,7 @@ OPTIONAL_KEYS = (
     "calibration",
     "shared",
     "thresholds",
+    "rounding",
     "units_of_noise",
     "updates",
     "blocks",
@@ -87,6 +88,10 @@ EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "thresholds": (
         "a whole number of at least 0",
         lambda value: value == 0 or _is_positive_count(value),
+    ),
+    "rounding": (
+        "a positive number",
+        lambda value: isinstance(value, float) and 0 < value < math.inf,
     ),
     "units_of_network": ("erf or relu", lambda value: value in UNITS),
     "units_of_noise": ("erf or relu", lambda value: value in UNITS),

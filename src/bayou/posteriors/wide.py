@@ -112,9 +112,12 @@ class WidePosterior(Posterior):
 
     @property
     def _log_noise(self) -> Tensor:
-        """The log-scale of the likelihood for every s, (S,)."""
+        """The log-scale of the likelihood for every s, (S,), with the rounding of y."""
         wide = self.wide
-        log_noise = self.log_scales[:, -1] + wide.target_spread.log()
+        log_noise = self.log_scales[:, -1]
+        if wide.rounding:
+            log_noise = 0.5 * torch.log(torch.exp(2 * log_noise) + wide.rounding**2)
+        log_noise = log_noise + wide.target_spread.log()
         return log_noise.to(wide.log_scales.dtype)
 
     @torch.no_grad()
@@ -239,12 +242,26 @@ class WidePosterior(Posterior):
         return [rows_of(inputs, slice(first, first + rows))[0] for first in range(0, count, rows)]
 
     def _at_rows(self, log_scale: Tensor, x: object, batch_size: int | None) -> Tensor:
-        """Add half the log of the factors of the noise at x to log-scales, (S, B, *event)."""
+        """Return the log-scales of the noise at x from those of its mean, (S, B, *event)."""
         if self.noise is None:
             return log_scale
         blocks = self._blocks(self.place(x), batch_size)
-        shift = 0.5 * torch.cat([self.noise(block) for block in blocks])
-        return log_scale + shift.reshape(-1, *[1] * (log_scale.ndim - 2)).to(log_scale)
+        logs = torch.cat([self.noise(block) for block in blocks])
+        logs = logs.reshape(-1, *[1] * (log_scale.ndim - 2))
+        if not self.wide.rounding:
+            return log_scale + (0.5 * logs).to(log_scale)
+        rounding = (self.wide.rounding * self._output_scale).square()
+        learned = torch.exp(2 * log_scale.double()) - rounding
+        variance = learned.clamp_min(0.0) * logs.exp() + rounding
+        return (0.5 * variance.log()).to(log_scale)
+
+    @property
+    def _output_scale(self) -> Tensor:
+        """The scale of standardized y in the units of the predictions."""
+        scale = self.wide.target_scale.double()
+        if self._units is not None and self._units.output is not None:
+            scale = scale * self._units.output.scale.to(scale)
+        return scale
 
     def _moments(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Compute means and variances of the outputs at some rows, in the units of the user."""
@@ -297,10 +314,7 @@ class WidePosterior(Posterior):
         covariances = torch.stack(
             [self._covariance(number, features, observed_features) for number in needed.tolist()]
         )
-        scale = self.wide.target_scale.double()
-        if self._units is not None and self._units.output is not None:
-            scale = scale * self._units.output.scale.double()
-        scale = scale.flatten().expand(self.wide.row_weight.shape[1])
+        scale = self._output_scale.flatten().expand(self.wide.row_weight.shape[1])
         blocks = torch.einsum("...nm,ab->...namb", covariances, scale.square().diag())
         shape = (x.shape[-2] * len(scale), observed_x.shape[-2] * len(scale))
         return blocks.reshape(*covariances.shape[:-2], *shape)[positions].to(x.dtype)
@@ -363,7 +377,8 @@ class WidePosterior(Posterior):
         for number, position in enumerate(index.tolist()):
             values = wide.inputs @ hidden_weight[number].mT + hidden_bias[number]
             random = activate(wide.units, values) @ output_weight[number]
-            noise_std = noise_variances(self._scales_of(position), factors).sqrt().unsqueeze(-1)
+            variances = noise_variances(self._scales_of(position), factors, wide.rounding)
+            noise_std = variances.sqrt().unsqueeze(-1)
             residuals = wide.outputs - random - noise_std * target_noise[number]
             row_weight[number] = torch.cholesky_solve(residuals, self._solution(position)[0])
         draws = {
@@ -512,7 +527,7 @@ class WidePosterior(Posterior):
         below = torch.linalg.solve_triangular(root, covariances.mT, upper=False).mT
         remaining = wide_kernel(wide.units, x, x, scales) - below @ below.mT
         factors = None if self.noise is None else self.noise(rows).exp()
-        remaining.diagonal().add_(noise_variances(scales, factors))
+        remaining.diagonal().add_(noise_variances(scales, factors, wide.rounding))
         count = len(root)
         extended = root.new_zeros(count + len(rows), count + len(rows))
         extended[:count, :count] = root
@@ -603,6 +618,8 @@ class WidePosterior(Posterior):
         tensors, config = target_state(self, **groups)
         config["units_of_network"] = self.wide.units
         config["thresholds"] = self.wide.thresholds
+        if self.wide.rounding:
+            config["rounding"] = self.wide.rounding
         if self.updates.calls:
             config["blocks"] = self._blocks_of_rows
         config["log_evidence"] = self.log_evidence
@@ -629,6 +646,7 @@ class WidePosterior(Posterior):
             rows["target_units"],
             dtype,
             config.get("thresholds", 0),  # not in files of earlier versions
+            config.get("rounding", 0.0),  # the same
         )
         if config.get("updates"):
             wide = wide.with_buffers(rows | saved.group("thresholds"))

@@ -17,7 +17,7 @@ from bayou.likelihoods.continuous import BoundHeteroscedastic
 from bayou.likelihoods.discrete import FiniteLikelihood
 from bayou.network.target import Target
 from bayou.posteriors import Posterior
-from bayou.select.best_method import HELD_OUT_FRACTION, compare_fits
+from bayou.select.best_method import FIT_ERRORS, HELD_OUT_FRACTION, compare_fits
 from bayou.select.folds import SINGLE_FOLD_ROWS, Fold, split_folds
 from bayou.select.full_batch import MAX_FULL_BATCH_ROWS
 from bayou.select.likelihood_choice import has_frequent_value
@@ -34,7 +34,7 @@ from bayou.select.stack_temperatures import (
     temper_stack,
     tempered_held_out_nll,
 )
-from bayou.select.stacked import Stacked
+from bayou.select.stacked import Stacked, leave_out_failures
 from bayou.select.stacking import (
     PULL,
     describe_stack,
@@ -85,7 +85,8 @@ class Auto(Recipe):
     weights, the temperatures and the NLL of every method.
 
     Args:
-        methods: name → method or recipe; one that raises an error on these data is left out. Of the
+        methods: name → method or recipe; one that raises an error on these data is left out, with a
+            warning if its fit to all rows does. Of the
             default ones, so are "mnf" in a regression or with more than 2,000 rows, "bins" with
             more than 5,000, and "ensemble" with more than 20,000 rows, or more than 5,000 of other
             than Gaussian noise, which take as long as the others together; "tabm-noise" with fewer
@@ -140,14 +141,26 @@ class Auto(Recipe):
             choice += "; then fitted to all rows"
             with shared_searches():
                 narrowed = suitable.narrowed_by(fitted)
-                plans = narrowed._plans_of_all_rows(weights, target, rows, run, count)
+                plans, left_out = narrowed._plans_of_all_rows(weights, target, rows, run, count)
+            if left_out:
+                choice += f"; {left_out}"
+                weights = keep_largest({name: weights[name] for name in plans}, 0.0)
+                temperatures = dict.fromkeys(plans, 1.0)
         choice += "".join(f"; {name} failed: {why}" for name, why in failures.items())
         decision = f"{_list_weights(weights)}, chosen from {len(losses)} methods on held-out rows"
         if len(plans) == 1 and not describe_temperatures(temperatures):
             selected = plans[next(iter(plans))]
         else:
             fitted_rows = folds[0][0] if is_final else rows
-            selected = Stacked.plan(plans, weights, target, fitted_rows, run.seed, temperatures)
+            selected = Stacked.plan(
+                plans,
+                weights,
+                target,
+                fitted_rows,
+                run.seed,
+                temperatures,
+                leaves_out_failures=True,
+            )
         return replace(
             selected,
             stages=(record, *selected.stages),
@@ -217,8 +230,10 @@ class Auto(Recipe):
 
     def _plans_of_all_rows(
         self, weights: Mapping[str, float], target: Target, data: Rows, run: SearchRun, count: int
-    ) -> dict[str, Plan]:
+    ) -> tuple[dict[str, Plan], str]:
         """Return the plans of the methods with the largest weights for all rows.
+
+        A method whose search raises an error is left out, unless none is left.
 
         Args:
             weights: of these methods, by name.
@@ -227,19 +242,27 @@ class Auto(Recipe):
             run: of the search.
             count: of all stages, for the progress.
 
+        Returns:
+            The plans by name, and what was left out in words.
+
         Raises:
             SearchInterrupted: after Ctrl-C, with the posterior so far.
         """
         first = count - self.most
         plans = {}
+        errors: dict[str, Exception] = {}
         for number, name in enumerate(weights):
             ending = f"{name}.all" if len(weights) > 1 else ""
-            with stage(first + number, count, f"{name}, all rows"):
-                selected = plan(self.methods[name], target.copy(), data, **run.options(ending))
+            try:
+                with stage(first + number, count, f"{name}, all rows"):
+                    selected = plan(self.methods[name], target.copy(), data, **run.options(ending))
+            except FIT_ERRORS as error:
+                errors[name] = error
+                continue
             if isinstance(selected.method, Fitted):
                 raise_if_stopped(selected.method.posterior)
             plans[name] = selected
-        return plans
+        return plans, leave_out_failures(errors, plans)
 
     def _held_out_losses(
         self, target: Target, folds: Sequence[Fold], run: SearchRun, count: int
@@ -367,8 +390,8 @@ def _left_out_for_noise(rows: Rows) -> tuple[str, ...]:
     """Return the methods with noise that depends on x, where rows cannot tell the noise.
 
     A few rows say too little about it. Where one value of y is frequent, as of ratings, the noise
-    of rows that repeat goes to 0, and the density at their value to infinity. Leave-one-out
-    residuals are too small where rows of a group or a time depend on each other.
+    of rows that repeat goes down to that of rounding. Leave-one-out residuals are too small where
+    rows of a group or a time depend on each other.
     """
     _, y = all_rows(rows)
     if rows.n < MIN_ROWS_OF_VARIED_NOISE or has_frequent_value(y):

@@ -17,6 +17,7 @@ from bayou.posteriors import Posterior
 from bayou.select.best_method import HELD_OUT_FRACTION, held_out_nll, without_warnings
 from bayou.select.full_batch import FullBatchModes
 from bayou.select.judgment import Residuals
+from bayou.select.noise import least_noise
 from bayou.select.noise_and_prior import NoiseAndPrior
 from bayou.select.plans import Fitted, Plan
 from bayou.select.search_run import SearchRun, target_at
@@ -111,7 +112,8 @@ def plan_beside_mode(plan: Plan, share: ModeShare, mode: Posterior) -> Plan:
         return plan
     if share.mode_noise is not None:
         mode = copy.copy(mode)
-        mode.target = NoiseAndPrior(share.mode_noise).apply(mode.target)
+        noise = max(share.mode_noise, least_noise(plan.rows))
+        mode.target = NoiseAndPrior(noise).apply(mode.target)
     method = plan.method.method if isinstance(plan.method, Fitted) else plan.method
     name = type(method).__name__
     component = replace(plan, stages=(), decisions=(), choice="", progress_stage=None)

@@ -19,6 +19,8 @@ from bayou.select.search_run import raise_if_stopped
 from bayou.training.data import Rows
 
 HELD_OUT_FRACTION: Final = 0.2  # of the training rows
+# Of a fit that is left out of a comparison or a mixture; all others end the search.
+FIT_ERRORS: Final = (ValueError, FloatingPointError, RuntimeError)
 
 
 @final
@@ -113,7 +115,7 @@ def compare_fits(
         try:
             with stage(number, count, name), without_warnings():
                 posterior = fit()
-        except (ValueError, FloatingPointError, RuntimeError) as error:
+        except FIT_ERRORS as error:
             failures[name] = str(error)
             continue
         raise_if_stopped(posterior)

@@ -10,6 +10,7 @@ from bayou.methods.wide import Wide
 from bayou.network.target import Target
 from bayou.networks import TableLayout, TableNetwork
 from bayou.select.likelihood_choice import has_frequent_value
+from bayou.select.noise import describe_rounding
 from bayou.select.plans import Plan
 from bayou.select.recipes import Recipe
 from bayou.select.replaced_network import (
@@ -83,7 +84,8 @@ class Binned(Recipe):
                 f"a network of infinite width with up to {suited.exact.thresholds:,} thresholds of "
                 "each column"
             )
-            return Plan(target, suited.exact, rows, run.seed, decisions=(decision,))
+            decisions = (decision, *describe_rounding(target, rows))
+            return Plan(target, suited.exact, rows, run.seed, decisions=decisions)
         layout = TableLayout.fit(x)
         outputs = count_outputs(target, x, "bins")
 

@@ -16,6 +16,7 @@ from bayou.metrics import standard_error
 from bayou.posteriors import Posterior
 from bayou.posteriors.posterior import Stage
 from bayou.select.best_method import (
+    FIT_ERRORS,
     HELD_OUT_FRACTION,
     FitComparison,
     compare_fits,
@@ -181,7 +182,7 @@ def select_likelihood(
     def fit_first() -> Posterior:
         try:
             first.append(fit(names[0], training))
-        except (ValueError, FloatingPointError, RuntimeError) as error:
+        except FIT_ERRORS as error:
             errors.append(error)
             raise
         return first[0]
@@ -224,7 +225,7 @@ def _nll_of_varied_noise(fit: FitVariedNoise, training: Rows, held_out: Rows, se
     try:
         with without_warnings():
             posterior = fit(training)
-    except (ValueError, FloatingPointError, RuntimeError):
+    except FIT_ERRORS:
         return math.inf
     raise_if_stopped(posterior)
     return float(held_out_nll(posterior, held_out, seed).mean())

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from bayou.core.params import Params
-from bayou.likelihoods import BoundLikelihood, Likelihood
+from bayou.inference.rounded_targets import rounding_noise, rounding_noises
+from bayou.likelihoods import BoundHomoscedastic, BoundLikelihood, Likelihood
 from bayou.network import forward_inputs
 from bayou.network.target import Target
 from bayou.select.noise import UNITS_OF_FIT
@@ -75,7 +76,8 @@ def likeliest_parameters(likelihood: BoundLikelihood, outputs: Tensor, y: Tensor
         y: their targets.
 
     Returns:
-        The parameters by name, within a factor of 1,000 from those of the likelihood.
+        The parameters by name, within a factor of 1,000 from those of the likelihood. A noise is
+        not below that of the rounding of y.
     """
     trial = copy.deepcopy(likelihood).double()
     initial = learned = {name: value.detach().clone() for name, value in trial.named_parameters()}
@@ -97,12 +99,24 @@ def likeliest_parameters(likelihood: BoundLikelihood, outputs: Tensor, y: Tensor
     learned = {name: value.detach() for name, value in trial.named_parameters()}
     if not all(bool(value.isfinite().all()) for value in learned.values()):
         return initial
-    return {
+    rounded = {
         name: (initial[name] + (value - initial[name]).clamp(-limit, limit)).round(
             decimals=DECIMALS
         )
         for name, value in learned.items()
     }
+    if not isinstance(trial, BoundHomoscedastic):
+        return rounded
+    return {name: value.clamp_min(_least_log_scale(trial, y)) for name, value in rounded.items()}
+
+
+def _least_log_scale(likelihood: BoundHomoscedastic, y: Tensor) -> Tensor:
+    """Return the logs of the scales of the rounding of y, −∞ for none, as in ``log_scale``."""
+    standard = y / likelihood.log_units.exp()
+    if likelihood.log_scale.numel() > 1:
+        return rounding_noises(standard).log().to(likelihood.log_scale)
+    least = standard.new_tensor(rounding_noise(standard)).log()
+    return least.to(likelihood.log_scale)
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ from bayou.posteriors import Empirical, Posterior
 from bayou.posteriors.posterior import Stage
 from bayou.select.beside_mode import ModeShare, has_not_converged, plan_beside_mode
 from bayou.select.judgment import Residuals, judge
-from bayou.select.noise import UNITS_OF_FIT, match_noise
+from bayou.select.noise import describe_likeliest, match_noise
 from bayou.select.plans import Fitted, Plan
 from bayou.select.prior_scale import select_scale_of_many_rows
 from bayou.select.search_run import SearchRun, raise_if_stopped, target_at
@@ -96,10 +96,9 @@ def plan_many_rows(
     plan = _plan_with_mode(
         Fitted.plan(method, posterior, training, run.seed), posterior, mode, share, held_out
     )
-    decision = f"noise {noise:.3g} {UNITS_OF_FIT}, the likeliest for {held_out.n:,} held-out rows"
     return replace(
         plan,
-        decisions=(decision, *prior_decisions, *plan.decisions),
+        decisions=(describe_likeliest(noise, held_out), *prior_decisions, *plan.decisions),
         stages=(*stages, *plan.stages),
     )
 

@@ -7,9 +7,12 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+import torch
 from torch import Tensor
 
+from bayou.core import rng
 from bayou.core.progress import stage
+from bayou.inference.rounded_targets import rounding_noise
 from bayou.network.target import Target
 from bayou.posteriors import Posterior
 from bayou.posteriors.empirical import Empirical
@@ -19,11 +22,14 @@ from bayou.select.full_batch import has_fixed_normal_priors
 from bayou.select.judgment import MemberErrors, Residuals
 from bayou.select.noise_and_prior import NoiseAndPrior
 from bayou.select.search_run import SearchRun, stage_record
-from bayou.training.data import Rows
+from bayou.training.data import Data, Rows
+from bayou.training.rows import some_rows
 
 # Of a variance between functions, (4/5)²: with all rows it is smaller than with four fifths.
 MORE_ROWS: Final = 0.64
 UNITS_OF_FIT: Final = "in the units of the fit"  # of a noise, in the words of a plan
+RAISED: Final = "raised to that of the rounding of y"  # the same
+MAX_READ_ROWS: Final = 5_000  # of a Dataset, whose targets show their steps
 PSEUDO_ROWS: Final = 10  # prior count of rows on which a method is as good as its mode
 
 
@@ -36,6 +42,44 @@ def has_noise_to_select(target: Target) -> bool:
     likelihood = target.likelihood
     is_learned = any(True for _ in likelihood.parameters())
     return likelihood.gaussian_noise is not None and is_learned and has_fixed_normal_priors(target)
+
+
+def least_noise(rows: Data) -> float:
+    """Return the noise below which none is selected: that of the rounding of y, if it is rounded.
+
+    Args:
+        rows: the training rows.
+    """
+    y = rows.targets()
+    if y is None:
+        with rng.isolated(0, torch.device("cpu")):  # which random transforms of rows draw from
+            _, y = some_rows(rows, MAX_READ_ROWS)
+    return rounding_noise(y)
+
+
+def describe_rounding(target: Target, rows: Data) -> tuple[str, ...]:
+    """Return the rounding of y in words, for a method that learns its own noise; none without.
+
+    Args:
+        target: has the likelihood.
+        rows: the training rows.
+    """
+    learns_noise = any(True for _ in target.likelihood.parameters())
+    least = least_noise(rows) if learns_noise else 0.0
+    if not least:
+        return ()
+    return (f"the noise includes that of the rounding of y, {least:.3g} {UNITS_OF_FIT}",)
+
+
+def describe_likeliest(noise: float, held_out: Rows) -> str:
+    """Return the result of ``match_noise`` in words.
+
+    Args:
+        noise: the result.
+        held_out: the rows that decided it.
+    """
+    text = f"noise {noise:.3g} {UNITS_OF_FIT}, the likeliest for {held_out.n:,} held-out rows"
+    return f"{text}, {RAISED}" if noise == least_noise(held_out) else text
 
 
 def initial_noise(target: Target) -> float:
@@ -122,7 +166,8 @@ def match_noise(posterior: Posterior, held_out: Rows, seed: int) -> float:
     """Set the noise of a posterior that is likeliest for held-out rows.
 
     The density is that of the prediction: of points their mixture, else a Gaussian. If the
-    intervals contain too little, the noise is the smallest one that covers.
+    intervals contain too little, the noise is the smallest one that covers. It is not below that of
+    the rounding of y.
 
     Args:
         posterior: is changed; a record of the stage is added to its ``selection``.
@@ -144,6 +189,7 @@ def match_noise(posterior: Posterior, held_out: Rows, seed: int) -> float:
         noise = residuals.likeliest_noise()
     if residuals.covers_too_little(noise):
         noise = residuals.covering_noise()
+    noise = max(noise, least_noise(held_out))
     posterior.target = NoiseAndPrior(noise).apply(posterior.target)
     posterior.selection = [stage_record("noise", started, [{"noise": noise}]), *posterior.selection]
     return noise

@@ -89,7 +89,10 @@ class Plan:
             with stage(*self.progress_stage):
                 posterior = self.method.fit(self.target, self.rows, **options)
         posterior.selection = [*self.stages, *posterior.selection]
-        posterior.choice = self.choice or posterior.choice
+        if isinstance(self.method, Fitted):  # whose choice the plan has
+            posterior.choice = self.choice or posterior.choice
+        else:
+            posterior.choice = "; ".join(filter(None, (self.choice, posterior.choice)))
         posterior.plan = self.description
         return posterior
 

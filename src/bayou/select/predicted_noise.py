@@ -11,6 +11,7 @@ from bayou.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
 from bayou.likelihoods.continuous import HeteroscedasticStudentT, StudentT
 from bayou.network.target import Target
 from bayou.networks import TableLayout, TableNetwork
+from bayou.select.noise import least_noise
 from bayou.select.plans import Plan
 from bayou.select.recipes import Recipe
 from bayou.select.replaced_network import (
@@ -36,7 +37,8 @@ class PredictedNoise(Recipe):
 
     The network has two outputs for each target, m and s, and the likelihood is N(y; m, σ²) with
     σ = log(1 + exp(s)) + 10⁻³ in standard deviations of y (``HeteroscedasticGaussian``), or that of
-    ``HeteroscedasticStudentT`` in place of Student-t noise. It takes the place of the given
+    ``HeteroscedasticStudentT`` in place of Student-t noise. For rounded targets the noise of their
+    rounding is in place of 10⁻³, if it is larger. It takes the place of the given
     network: with the layout and the hidden layers of a ``TableNetwork``, else with a layout of the
     rows. The posterior contains its network: ``bayou.load`` takes any other in its place.
 
@@ -63,7 +65,7 @@ class PredictedNoise(Recipe):
             target: network, likelihood and prior.
             data: the training data.
         """
-        _with_predicted_noise(target.likelihood_spec)
+        _with_predicted_noise(target.likelihood_spec, MIN_STD)
         check_replaceable(target, NAME)
         table_of(data, NAME)
 
@@ -71,15 +73,16 @@ class PredictedNoise(Recipe):
         """Plan the fit of the network that predicts its noise."""
         rows = as_data(data, self.batch_size)
         self.check_target(target, rows)
-        noisy_target = self._replace_network(target, table_of(rows, NAME), run)
+        min_std = max(MIN_STD, least_noise(rows))
+        noisy_target = self._replace_network(target, table_of(rows, NAME), run, min_std)
         plan = self.recipe.make_plan(noisy_target, rows, run)
         decision = "a network of tables that predicts its noise"
         narrowed = None if plan.narrowed is None else replace(self, recipe=plan.narrowed)
         return replace(plan, decisions=(decision, *plan.decisions), narrowed=narrowed)
 
-    def _replace_network(self, target: Target, x: Tensor, run: SearchRun) -> Target:
+    def _replace_network(self, target: Target, x: Tensor, run: SearchRun, min_std: float) -> Target:
         """Return the target of the network of tables, in the units of the given network."""
-        likelihood = _with_predicted_noise(target.likelihood_spec)
+        likelihood = _with_predicted_noise(target.likelihood_spec, min_std)
         outputs = likelihood.outputs(count_outputs(target, x, NAME))
 
         def build() -> TableNetwork:
@@ -91,14 +94,18 @@ class PredictedNoise(Recipe):
         return with_table_network(target, build, NAME, run, likelihood)
 
 
-def _with_predicted_noise(likelihood: Likelihood) -> Likelihood:
+def _with_predicted_noise(likelihood: Likelihood, min_std: float) -> Likelihood:
     """Return a likelihood of the same family whose noise the network predicts.
+
+    Args:
+        likelihood: with a noise to learn.
+        min_std: the least standard deviation of Gaussian noise.
 
     Raises:
         ValueError: the noise is known, or of another kind.
     """
     if isinstance(likelihood, Gaussian) and likelihood.learn:
-        return HeteroscedasticGaussian(min_std=MIN_STD, transform="softplus")
+        return HeteroscedasticGaussian(min_std=min_std, transform="softplus")
     if isinstance(likelihood, StudentT) and likelihood.learn:
         return HeteroscedasticStudentT(likelihood.df)
     raise ValueError(

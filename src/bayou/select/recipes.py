@@ -22,6 +22,7 @@ from bayou.likelihoods.continuous import BoundHeteroscedastic
 from bayou.likelihoods.discrete import FiniteLikelihood
 from bayou.methods.point import MAP
 from bayou.methods.vi import VALIDATION, VI
+from bayou.methods.wide import Wide
 from bayou.network.target import Target
 from bayou.posteriors.posterior import Stage
 from bayou.select.beside_mode import compare_with_mode
@@ -37,7 +38,7 @@ from bayou.select.kl_weight import plan_kl_weight
 from bayou.select.likelihood_parameters import with_fixed_parameters
 from bayou.select.many_rows import plan_many_rows, split_many_rows
 from bayou.select.named import by_name
-from bayou.select.noise import has_noise_to_select
+from bayou.select.noise import describe_rounding, has_noise_to_select
 from bayou.select.noise_and_prior import with_default_prior
 from bayou.select.plans import Fitted, Plan, SearchInterrupted
 from bayou.select.prior_scale import (
@@ -153,7 +154,8 @@ def plan(
     recipe = by_name(name) if isinstance(name, str) else name
     data = as_data(rows, recipe.batch_size)
     if isinstance(recipe, Method) and not selects_kl_weight(recipe):
-        return Plan(target, recipe, data, seed)
+        decisions = describe_rounding(target, data) if isinstance(recipe, Wide) else ()
+        return Plan(target, recipe, data, seed, decisions=decisions)
     file = None if checkpoint is None else Path(checkpoint)
     run = SearchRun(as_int_seed(seed), file, progress)
     try:

@@ -21,7 +21,13 @@ from bayou.select.ensemble_spread import find_members, select_ensemble_spread
 from bayou.select.folds import Fold, describe_folds, split_folds
 from bayou.select.full_batch import can_follow_path, initial_weights
 from bayou.select.judgment import Residuals
-from bayou.select.noise import UNITS_OF_FIT, correct_noise, select_noise_of_modes
+from bayou.select.noise import (
+    RAISED,
+    UNITS_OF_FIT,
+    correct_noise,
+    least_noise,
+    select_noise_of_modes,
+)
 from bayou.select.noise_and_prior import NoiseAndPrior
 from bayou.select.plans import Fitted, Plan
 from bayou.select.prior_scale import describe_scale
@@ -89,6 +95,7 @@ class RegressionSearch:
         stages: the records of the stages.
         share: the weight of the method beside its mode.
         noise_factor: the noise of the method, divided by that of modes.
+        is_raised: whether the noise is that of the rounding of y, and the selected one was below.
     """
 
     settings: NoiseAndPrior
@@ -96,6 +103,7 @@ class RegressionSearch:
     stages: list[Stage]
     share: ModeShare = field(default_factory=ModeShare)
     noise_factor: float = 1.0
+    is_raised: bool = False
 
     def save(self, file: Checkpoint | None) -> None:
         """Write the state to a file, if there is one.
@@ -131,6 +139,18 @@ class RegressionSearch:
             share,
             record.get("noise_factor", 1.0),
         )
+
+    def with_noise_above(self, least: float) -> RegressionSearch:
+        """Return the search with at least this noise; the ratio to the prior scale stays.
+
+        Args:
+            least: that of the rounding of y, 0 for none.
+        """
+        settings = self.settings
+        if settings.noise >= least:
+            return self
+        settings = replace(settings, noise=least, scale=settings.scale * least / settings.noise)
+        return replace(self, settings=settings, is_raised=True)
 
     def mode(self, number: int, run: SearchRun) -> Params:
         """Return the mode of the first fold, 0, or that of all rows, 1.
@@ -201,6 +221,7 @@ def plan_regression(
                     search, method, target, rows, folds, trial_run, mixes_with_mode=mixes_with_mode
                 )
         search.save(file)
+    search = search.with_noise_above(least_noise(rows))
     with stage(count - needs_fit_of_mode, count, "mode" if needs_fit_of_mode else ""):
         plan = _plan_of_settings(search, method, target, rows, run)
         if mixes_with_mode and plan.start is not None:
@@ -391,7 +412,7 @@ def describe_settings(
     noise = f"noise {settings.noise:.3g} {UNITS_OF_FIT}, by the errors {held_out_rows}"
     if settings.is_corrected:
         noise += f" and by the predictive variance of {type(method).__name__}"
-    decisions.append(noise)
+    decisions.append(f"{noise}, {RAISED}" if search.is_raised else noise)
     if settings.spread:
         decisions.append(f"members randomized with {settings.spread:g} of the full deviations")
     return tuple(decisions)

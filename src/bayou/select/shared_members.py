@@ -16,7 +16,7 @@ from bayou.guides.rules import Rules
 from bayou.methods.vi import VI
 from bayou.network.target import Target
 from bayou.posteriors import Posterior
-from bayou.select.noise import UNITS_OF_FIT, has_noise_to_select, match_noise
+from bayou.select.noise import describe_likeliest, has_noise_to_select, match_noise
 from bayou.select.noise_and_prior import NoiseAndPrior, with_default_prior
 from bayou.select.plans import Fitted, Plan
 from bayou.select.search_run import SearchRun, stage_record
@@ -133,9 +133,7 @@ def plan_shared_members(
     if has_noise_to_select(target):
         noise = match_noise(posterior, held_out, run.seed)
         target = NoiseAndPrior(noise).apply(target)
-        decisions.append(
-            f"noise {noise:.3g} {UNITS_OF_FIT}, the likeliest for {held_out.n:,} held-out rows"
-        )
+        decisions.append(describe_likeliest(noise, held_out))
     if not is_refitted:
         posterior.held_out_index = held_out.index
         plan = Fitted.plan(trial, posterior, rows, run.seed)

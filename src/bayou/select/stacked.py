@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from bayou.core.files import StrPath
-from bayou.core.progress import Show
+from bayou.core.progress import BayouWarning, Show
+from bayou.core.specs import later_field
 from bayou.inference.baseline_checks import WorseThanModeWarning
 from bayou.inference.method import Method
 from bayou.network.target import Target
 from bayou.posteriors import Mixture, Posterior
+from bayou.select.best_method import FIT_ERRORS
 from bayou.select.plans import Plan
 from bayou.training.data import Data, as_data
 
@@ -42,12 +44,15 @@ class Stacked(Method):
         plans: of the methods, by name.
         target: what they were planned for.
         temperatures: of the methods, by name; others keep theirs.
+        leaves_out_failures: whether a method whose fit raises an error is left out, with a warning,
+            unless it is the only one; False by default.
     """
 
     weights: Mapping[str, float]
     plans: Mapping[str, Plan] = field(repr=False, compare=False)
     target: Target = field(repr=False, compare=False)
     temperatures: Mapping[str, float] = field(default_factory=dict)
+    leaves_out_failures: bool = later_field(False)
 
     @classmethod
     def plan(
@@ -58,6 +63,8 @@ class Stacked(Method):
         rows: Data,
         seed: int,
         temperatures: Mapping[str, float] | None = None,
+        *,
+        leaves_out_failures: bool = False,
     ) -> Plan:
         """Return the plan of a mixture, with what was selected for each component.
 
@@ -68,6 +75,7 @@ class Stacked(Method):
             rows: all rows.
             seed: of the search.
             temperatures: of the methods, by name; None (default) for none.
+            leaves_out_failures: see ``Stacked``.
         """
         stages = [
             record | {"stage": f"{name}: {record['stage']}"}
@@ -79,7 +87,7 @@ class Stacked(Method):
             for name, selected in plans.items()
             for decision in selected.decisions
         ]
-        method = cls(weights, plans, target, temperatures or {})
+        method = cls(weights, plans, target, temperatures or {}, leaves_out_failures)
         return Plan(target, method, rows, seed, stages=tuple(stages), decisions=tuple(decisions))
 
     def fit(
@@ -93,9 +101,14 @@ class Stacked(Method):
     ) -> Posterior:
         """Fit every method, and return the mixture; after Ctrl-C that of the finished ones.
 
-        An unfinished mixture has no temperatures, which are for all components together.
+        A mixture without some of its methods has no temperatures, which are for all of them
+        together.
+
+        Raises:
+            ValueError: (or another error) of a fit that failed, unless it is left out.
         """
         components: dict[str, Posterior] = {}
+        failures: dict[str, Exception] = {}
         stopped = "finished"
         for name, selected in self.plans.items():
             file = None if checkpoint is None else f"{checkpoint}.{name}.all"
@@ -104,19 +117,27 @@ class Stacked(Method):
             with warnings.catch_warnings():
                 # Of a component alone: the mixture is what predicts.
                 warnings.simplefilter("ignore", WorseThanModeWarning)
-                posterior = selected.fit(seed=seed, checkpoint=file, progress=progress)
+                try:
+                    posterior = selected.fit(seed=seed, checkpoint=file, progress=progress)
+                except FIT_ERRORS as error:
+                    if not self.leaves_out_failures:
+                        raise
+                    failures[name] = error
+                    continue
             if posterior.stopped == "interrupted":
                 stopped = "interrupted"
                 if not components:
                     return posterior
                 break
             components[name] = posterior
-        if stopped == "finished":
+        left_out = leave_out_failures(failures, components)
+        if stopped == "finished" and not failures:
             for name, temperature in self.temperatures.items():
                 components[name].temperature = temperature
-        if len(self.plans) == 1:
+        if len(self.plans) - len(failures) == 1:
             (posterior,) = components.values()
             posterior.selection = ()  # the plan has its stages
+            posterior.choice = left_out
             return posterior
         mixture = Mixture(
             list(components.values()),
@@ -124,11 +145,38 @@ class Stacked(Method):
             _joined_history(components),
         )
         mixture.stopped = stopped
+        mixture.choice = left_out
         mixture.held_out_index = _shared_held_out_index(mixture)
         diagnostics = [posterior.mixing for posterior in components.values() if posterior.mixing]
         if len(diagnostics) == 1:
             mixture.mixing = diagnostics[0]
         return mixture
+
+
+def leave_out_failures(failures: Mapping[str, Exception], others: Mapping[str, object]) -> str:
+    """Warn of methods that could not be fitted to all rows, and return the same in words.
+
+    Args:
+        failures: the errors by name.
+        others: what is left, by name.
+
+    Raises:
+        ValueError: (or another error) the last failure, if nothing is left.
+    """
+    if not failures:
+        return ""
+    if not others:
+        raise list(failures.values())[-1]
+    text = "; ".join(
+        f"{name} was left out, since its fit to all rows failed: {type(error).__name__}: {error}"
+        for name, error in failures.items()
+    )
+    warnings.warn(
+        f"{text}; the weights of {', '.join(others)} are divided by their sum",
+        BayouWarning,
+        stacklevel=3,
+    )
+    return text
 
 
 def _joined_history(components: Mapping[str, Posterior]) -> list[dict[str, float]]:

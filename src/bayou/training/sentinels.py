@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,22 @@ MIN_CODE = 99.0  # the smallest number whose digits 9 make it a code
 INTEGER_LIMITS = (2.0**15 - 1, 2.0**15, 2.0**16 - 1, 2.0**31 - 1, 2.0**31, 2.0**32 - 1, 2.0**63)
 
 
-def find_sentinels(values: NDArray[Any]) -> NDArray[np.bool_]:
+def is_code(value: float) -> bool:
+    """Return whether a number is a common code for a missing one: all digits 9, or a limit.
+
+    Args:
+        value: the number; its sign does not matter.
+    """
+    size = abs(value)
+    if size in INTEGER_LIMITS:
+        return True
+    digits = f"{size:.12g}".replace(".", "")
+    return size >= MIN_CODE and set(digits) == {"9"}
+
+
+def find_sentinels(
+    values: NDArray[Any], is_code: Callable[[float], bool] = is_code
+) -> NDArray[np.bool_]:
     """Find the values of a column that are too far from all others to be measurements.
 
     A single 999999999 among ordinary numbers makes the standard deviation of a column so large that
@@ -37,6 +53,7 @@ def find_sentinels(values: NDArray[Any]) -> NDArray[np.bool_]:
 
     Args:
         values: the numbers of a column, (N,); those that are not finite are never sentinels.
+        is_code: whether a value is a common code; by default that of numbers.
 
     Returns:
         Flags (N,), True for a sentinel.
@@ -50,12 +67,14 @@ def find_sentinels(values: NDArray[Any]) -> NDArray[np.bool_]:
     if present.sum() < MIN_VALUES:
         return flags
     distances = _distances(values[present])
-    limit = _distance_limit(values[present], distances)
+    limit = _distance_limit(values[present], distances, is_code)
     flags[present] = distances > limit
     return flags
 
 
-def valid_range(values: NDArray[Any]) -> tuple[float, float]:
+def valid_range(
+    values: NDArray[Any], is_code: Callable[[float], bool] = is_code
+) -> tuple[float, float]:
     """Return the range outside of which a value of this column counts as a sentinel.
 
     An end lies between the sentinels on its side and the other values, at the geometric mean of
@@ -63,12 +82,13 @@ def valid_range(values: NDArray[Any]) -> tuple[float, float]:
 
     Args:
         values: as of ``find_sentinels``.
+        is_code: the same.
 
     Returns:
         The ends of the range.
     """
     values = np.asarray(values, np.float64)
-    flags = find_sentinels(values)
+    flags = find_sentinels(values, is_code)
     floor = -sys.float_info.max
     ceiling = sys.float_info.max
     if not flags.any():
@@ -94,7 +114,11 @@ def _distances(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return distances
 
 
-def _distance_limit(values: NDArray[np.float64], distances: NDArray[np.float64]) -> float:
+def _distance_limit(
+    values: NDArray[np.float64],
+    distances: NDArray[np.float64],
+    is_code: Callable[[float], bool],
+) -> float:
     """Return the distance from the median beyond which values are sentinels, or infinity."""
     differing = np.unique(distances[distances > 0])
     with np.errstate(over="ignore"):
@@ -105,7 +129,7 @@ def _distance_limit(values: NDArray[np.float64], distances: NDArray[np.float64])
         count = int(outside.sum())
         if count > len(values) / 2:
             continue
-        if _are_codes(values[outside]):
+        if all(map(is_code, np.unique(values[outside]).tolist())):
             return limit
         is_far = differing[index + 1] >= MIN_JUMP * limit
         is_rare = count <= max(1.0, MAX_SHARE * len(values))
@@ -114,16 +138,3 @@ def _distance_limit(values: NDArray[np.float64], distances: NDArray[np.float64])
         if is_far and (is_rare or is_one_value) and count <= inside_that_differ:
             return limit
     return float("inf")
-
-
-def _are_codes(values: NDArray[np.float64]) -> bool:
-    """Return whether all values are common codes for a missing number."""
-    return all(_is_code(abs(value)) for value in np.unique(values).tolist())
-
-
-def _is_code(size: float) -> bool:
-    """Return whether a number without its sign is a common code for a missing number."""
-    if size in INTEGER_LIMITS:
-        return True
-    digits = f"{size:.12g}".replace(".", "")
-    return size >= MIN_CODE and set(digits) == {"9"}

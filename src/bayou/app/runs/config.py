@@ -85,7 +85,7 @@ class Config(Training):
         net: the name of the network.
         prior: standard deviation of the prior, or "fan_in" for gain/√fan_in.
         gain: of the "fan_in" prior; by default selected on held-out rows.
-        noise: initial noise of a regression, in standard deviations of y.
+        noise: initial Gaussian noise of a regression, in standard deviations of y.
         likelihood: the name of the distribution of y; by default Gaussian or categorical.
         observed: a column that says which rows of a survival target were observed, not censored.
         order: the classes of an ordered target, from the lowest to the highest.
@@ -148,7 +148,7 @@ class Config(Training):
         None, MODEL, "gain of the fan_in prior; by default by held-out rows", POSITIVE
     )
     noise: float = setting(
-        0.5, MODEL, "initial noise of a regression, in standard deviations of y", POSITIVE
+        0.5, MODEL, "initial Gaussian noise of a regression, in standard deviations of y", POSITIVE
     )
     likelihood: str | None = setting(
         None,

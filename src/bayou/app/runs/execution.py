@@ -85,6 +85,8 @@ class Execution:
         datasets = {split: run.load_data(split) for split in run.splits}
         self.data: DataSet = datasets[None]
         self.is_new: bool = not (run.folder / "data.json").exists()
+        if self.is_new:
+            run.check_noise_of(self.data)
         self.choice: NetChoice = self._choose_net()
         self.net: str = self.choice.name
         self.layout: TableLayout | None = nets.layout_for(self.net, self.data.train[0])

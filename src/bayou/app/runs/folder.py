@@ -112,6 +112,8 @@ class Run:
             raise RunError(
                 f"{folder} is not empty and does not contain a run; choose another --out"
             )
+        else:
+            run._check_noise()
         return run
 
     # --- jobs and their parts ------------------------------------------------------------------
@@ -225,6 +227,36 @@ class Run:
         if name is None or name == AUTO:
             return None
         return find_likelihood(name)
+
+    def _check_noise(self) -> None:
+        """Raise a RunError if a noise was given that no likelihood of the config begins with."""
+        config = self.config
+        if config.noise == Config.noise:
+            return
+        name = "heteroscedastic" if config.heteroscedastic else config.likelihood
+        if self.chooses_likelihood:
+            raise RunError(
+                f"--noise {config.noise:g} is the initial noise of --likelihood gaussian, and "
+                f"{'--likelihood auto' if name == AUTO else '--method auto'} chooses the "
+                "likelihood; give --likelihood gaussian, or leave out --noise"
+            )
+        if name not in (None, "gaussian"):
+            raise RunError(
+                f"--noise {config.noise:g} is the initial noise of --likelihood gaussian and has "
+                f"no effect with {name}; leave out one of them"
+            )
+
+    def check_noise_of(self, data: DataSet) -> None:
+        """Raise a RunError if a noise was given and the targets are classes.
+
+        Args:
+            data: the data set.
+        """
+        if self.config.noise != Config.noise and data.task == "classification":
+            raise RunError(
+                f"--noise {self.config.noise:g} is the initial noise of a regression, and the "
+                "target has classes; leave it out, or give --task regression"
+            )
 
     def _check_task(self, data: DataSet) -> None:
         """Raise a RunError unless the likelihood of the config is for this target."""
