@@ -75,9 +75,7 @@ def test_versions_begin_with_that_of_the_code():
 
 
 @pytest.mark.peers
-def test_pages_have_a_picture_that_exists_and_the_missing_page_a_base(
-    app, site_files, monkeypatch
-):
+def test_pages_have_a_picture_that_exists_and_the_missing_page_a_base(app, site_files, monkeypatch):
     context = {"title": "A &amp; B", "metatags": '<meta name="x">'}
     site_files.add_metadata(app, "guide", "page.html", context, None)
     tags = context["metatags"]

@@ -19,6 +19,7 @@ from bayou.calibration import (
 )
 from bayou.calibration.curves import SPLINE, replace_mean
 from bayou.likelihoods.predictive import Predictive
+from bayou.operations.calibrate import fit_map
 from bayou.operations.export import export, export_onnx
 from tests.operations.fits import fitted, normal
 
@@ -294,3 +295,22 @@ def test_onnx_programs_have_the_map(name, tmp_path):
     session = onnxruntime.InferenceSession(str(path))
     (mean,) = session.run(["mean"], {"x": x.numpy()})
     assert_close(torch.as_tensor(mean), posterior.predict(x, seed=0).mean, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["vector", "matrix", "dirichlet"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_rows_that_are_all_right_or_all_wrong_do_not_make_a_map_infinitely_sure(name, sign):
+    y = torch.arange(90) % 2
+    logits = sign * 4 * torch.nn.functional.one_hot(y, 2).double()
+    p = Predictive(bayou.Categorical().bind(), logits.unsqueeze(0))
+    with pytest.raises(ValueError, match=f"predicted {'right' if sign > 0 else 'wrong'}"):
+        fit_map(p, y, name)
+    result, fitted = fit_map(p, y, "auto")
+    assert result.map not in ("vector", "matrix", "dirichlet")
+    assert float(fitted.apply(p).probabilities.min()) > 1e-4
+
+
+def test_a_temperature_of_constant_predictions_says_that_it_changes_nothing():
+    p = Predictive(bayou.Categorical().bind(), torch.zeros(1, 60, 3))
+    with pytest.raises(ValueError, match="changes nothing: every row"):
+        fit_map(p, torch.arange(60) % 3, "temperature")

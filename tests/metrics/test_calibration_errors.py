@@ -129,3 +129,14 @@ def test_invalid_arguments_are_refused():
         metrics.smooth_calibration_error(torch.rand(3), torch.ones(4))
     with pytest.raises(ValueError, match="confidence must lie"):
         metrics.smooth_calibration_error(torch.full((3,), 1.2), torch.ones(3))
+
+
+def test_adaptive_error_of_equal_confidences_does_not_depend_on_the_order_of_rows():
+    """Of one confidence it is |accuracy − confidence|, however the rows are sorted."""
+    logits = torch.tensor([0.4, 0.0, 0.0]).double().expand(1, 90, 3)
+    p = Predictive(bayou.Categorical().bind(), logits)
+    confidence = float(torch.softmax(logits[0, 0], -1)[0])
+    sorted_y = torch.arange(90) % 3
+    for y in (sorted_y, sorted_y.sort().values, sorted_y.sort(descending=True).values):
+        value = float(metrics.adaptive_ece(p, y, draws=2))
+        assert value == pytest.approx(abs(1 / 3 - confidence), abs=1e-12)

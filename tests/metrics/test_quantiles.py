@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -119,3 +120,11 @@ def test_invalid_arguments_are_refused():
         metrics.pit_histogram(p, y, 1)
     with pytest.raises(ValueError, match="levels in"):
         metrics.uniformity(torch.tensor([1.5]))
+
+
+def test_levels_of_the_pinball_loss_may_be_of_numpy_or_tensors():
+    p = Predictive(bayou.Gaussian(1.0).bind(), torch.zeros(1, 5, 1))
+    y = torch.linspace(-1, 1, 5).unsqueeze(1)
+    expected = metrics.pinball(p, y, 0.5)
+    assert metrics.pinball(p, y, np.float32(0.5)) == expected
+    assert metrics.pinball(p, y, torch.tensor([0.5])) == expected

@@ -1,5 +1,7 @@
 """Scores of selective prediction against loops and known curves."""
 
+import math
+
 import pytest
 import torch
 
@@ -111,3 +113,32 @@ def test_invalid_arguments_are_refused():
         metrics.fpr_at_tpr(torch.tensor([float("nan")]), torch.ones(2))
     with pytest.raises(ValueError, match="tpr must lie"):
         metrics.fpr_at_tpr(torch.ones(1), torch.ones(2), 0.0)
+
+
+def test_ignored_labels_count_neither_as_right_nor_as_rows():
+    """Scores of rows half of which are ignored are those of the other half."""
+    logits = 2 * torch.randn(
+        200, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64
+    )
+    y = torch.randint(0, 4, (200,), generator=torch.Generator().manual_seed(6))
+    ignored = torch.where(torch.arange(200) < 100, -100, y)
+    likelihood = bayou.Categorical(ignore_index=-100).bind()
+    some = Predictive(likelihood, logits.unsqueeze(0))
+    rest = Predictive(likelihood, logits[100:].unsqueeze(0))
+    for score in (metrics.aurc, metrics.augrc, metrics.selective_accuracy):
+        value = float(score(some, ignored, draws=2))
+        assert value == pytest.approx(float(score(rest, y[100:], draws=2)), abs=1e-12)
+    accuracy = metrics.accuracy(some, ignored)
+    assert float(metrics.selective_accuracy(some, ignored, 1.0, draws=2)) == pytest.approx(accuracy)
+    assert metrics.nll(some, ignored) == pytest.approx(metrics.nll(rest, y[100:]), abs=1e-12)
+    area = metrics.error_rejection(some, ignored).area
+    assert area == pytest.approx(metrics.error_rejection(rest, y[100:]).area, abs=1e-12)
+    for score in (metrics.aurc, metrics.nll):
+        with pytest.raises(ValueError, match="no examples to score"):
+            score(some, torch.full_like(y, -100))
+
+
+def test_an_uncertainty_that_is_nan_is_refused():
+    p = Predictive(bayou.Categorical().bind(), torch.zeros(1, 3, 2))
+    with pytest.raises(ValueError, match="got NaN"):
+        metrics.aurc(p, torch.tensor([0, 1, 0]), torch.tensor([0.1, math.nan, 0.2]))

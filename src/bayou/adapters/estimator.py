@@ -273,7 +273,7 @@ class BayesEstimator(ConformalRows, BaseEstimator, Training):  # type: ignore[mi
             return random_state
         return int(check_random_state(random_state).randint(2**31 - 1))
 
-    def calibrate(self, X: ArrayLike, y: ArrayLike, *, map: str = "auto") -> Calibration:
+    def calibrate(self, X: ArrayLike, y: ArrayLike, *, map: str = "temperature") -> Calibration:
         """Calibrate the predictions by rows that the fit has not seen; see ``bayou.calibrate``.
 
         The map belongs to ``posterior_`` and to the file of the estimator, and replaces an earlier
@@ -282,7 +282,7 @@ class BayesEstimator(ConformalRows, BaseEstimator, Training):  # type: ignore[mi
         Args:
             X: inputs (N, features).
             y: their targets, as of ``fit``.
-            map: the name of the map; "auto", the default, chooses by cross-validation.
+            map: the name of the map; "temperature" by default; "auto" chooses by cross-validation.
 
         Returns:
             The map, and the NLL of these rows before and after, of standardized targets.

@@ -115,8 +115,28 @@ def _start_factor(features: Tensor, labels: Tensor) -> float:
     return math.exp(-min(START_LOG_TEMPERATURES, key=nll))
 
 
+def _check_not_separated(features: Tensor, labels: Tensor) -> None:
+    """Raise a ValueError if the largest logit of every row, or the smallest, is that of its class.
+
+    The mean of the factors is not penalized: the likelihood of such rows increases with it forever.
+    """
+    center = features.mean(0)
+    others = torch.nn.functional.one_hot(labels, center.shape[-1]).bool()
+    own = center.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    is_largest = own > center.masked_fill(others, -math.inf).amax(-1)
+    is_smallest = own < center.masked_fill(others, math.inf).amin(-1)
+    if bool(is_largest.all()) or bool(is_smallest.all()):
+        rows = "right" if bool(is_largest.all()) else "wrong"
+        raise ValueError(
+            f"all {len(labels):,} held-out rows are predicted {rows}, for which the best map is "
+            "infinitely sure; hold out more rows, or use map='isotonic' or 'spline', which cannot "
+            "be"
+        )
+
+
 def _fit_diagonal(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return the factors and the shifts of a vector map."""
+    _check_not_separated(features, labels)
     classes = features.shape[-1]
     start = features.new_zeros(2 * classes)
     start[:classes] = _start_factor(features, labels)

@@ -12,6 +12,7 @@ from bayou.core import rng
 from bayou.likelihoods.predictive import Predictive
 from bayou.metrics.classes import class_probabilities, confidence_and_hits
 from bayou.metrics.estimates import DRAWS, LEVEL, IntervalEstimate, bootstrap
+from bayou.metrics.scores import mean_over_ties
 
 MODES = 512  # cosines of a smoothed residual
 POINTS = 1024  # of the integral of its absolute value
@@ -170,7 +171,8 @@ def adaptive_ece(
     """Compute the calibration error of the most probable class in bins of equal mass.
 
     Σ_k n_k/N·|accuracy_k − confidence_k|; bin k has the rows with ranks kN/K to (k + 1)N/K − 1 by
-    confidence (Nixon et al. 2019), where bins of equal width have few rows of low confidence.
+    confidence (Nixon et al. 2019), where bins of equal width have few rows of low confidence. Rows
+    of equal confidence are divided between bins in expectation.
 
     Args:
         predictive: predictions of B rows, of classes.
@@ -186,14 +188,14 @@ def adaptive_ece(
     _check_bins(bins)
     confidence, hits = confidence_and_hits(predictive, y)
     confidence = confidence.cpu()
-    hits = hits.cpu()
+    gap = hits.cpu() - confidence
 
     def statistic(index: Tensor) -> float:
-        order = index[confidence[index].argsort(stable=True)]
-        groups = (hits - confidence)[order].tensor_split(min(bins, len(order)))
-        return sum(abs(float(group.sum())) for group in groups) / len(order)
+        ordered = mean_over_ties(gap[index], confidence[index])
+        groups = ordered.tensor_split(min(bins, len(index)))
+        return sum(abs(float(group.sum())) for group in groups) / len(index)
 
-    return bootstrap(statistic, len(hits), draws=draws, level=level, seed=seed)
+    return bootstrap(statistic, len(gap), draws=draws, level=level, seed=seed)
 
 
 def _check_bins(bins: int) -> None:

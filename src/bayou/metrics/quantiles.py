@@ -39,7 +39,7 @@ def pinball(
     """
     validate_targets(predictive, y, "pinball")
     predictive, values, is_known = observed_values(predictive, y)
-    levels = [q] if isinstance(q, int | float) else list(q)
+    levels = torch.as_tensor(q, dtype=torch.float64).flatten().tolist()
     if not levels:
         raise ValueError("pinball needs one level or more, got none")
     total = 0.0

@@ -22,6 +22,8 @@ ROUNDING = 1e-9  # tolerance of fraction·N, for whole numbers with rounding err
 def nll(predictive: Predictive, y: Tensor, scale: float = 1.0) -> float:
     """Compute −1/N Σ_n log p(y_n | x_n), the mean over examples, jointly over their coordinates.
 
+    Examples all of whose labels are ignored are not among the N.
+
     Args:
         predictive: predictions of B rows.
         y: their targets, (B, *event).
@@ -41,7 +43,13 @@ def nll(predictive: Predictive, y: Tensor, scale: float = 1.0) -> float:
             "use scale=1"
         )
     shift = math.log(scale) * float(_count_densities(predictive, y).mean())
-    return shift - float(predictive.log_prob(y).detach().double().mean())
+    log_prob = predictive.log_prob(y).detach().double()
+    if predictive.likelihood.support == "classes":
+        is_labeled = predictive.likelihood.labels(y)[1].reshape(len(y), -1).any(1)
+        if not bool(is_labeled.any()):
+            raise ValueError("there are no examples to score")
+        log_prob = log_prob[is_labeled.to(log_prob.device)]
+    return shift - float(log_prob.mean())
 
 
 def row_nll(predictive: Predictive, y: Tensor, scale: float = 1.0) -> Tensor:
@@ -101,7 +109,7 @@ class Rejection:
     random, and its expectation is taken.
 
     Args:
-        kept: the fractions of examples kept, from 1/N to 1: (N,).
+        kept: the fractions of the N examples with a known y that are kept, from 1/N to 1: (N,).
         error: the error at each fraction, (N,).
         area: the mean of the errors.
         best: the area of the order that rejects errors first.
@@ -128,7 +136,7 @@ def error_rejection(predictive: Predictive, y: Tensor, by: By | Tensor | None = 
     """Compute the error as a function of the fraction of examples kept, the most certain first.
 
     The error is 0 or 1 for classes, (E[y] − y)² for numbers (means over the coordinates of an
-    example).
+    example). Examples whose labels are all ignored, or whose values are censored, are left out.
 
     Args:
         predictive: predictions of B rows.
@@ -140,16 +148,46 @@ def error_rejection(predictive: Predictive, y: Tensor, by: By | Tensor | None = 
         The error at each fraction, and the area under it.
 
     Raises:
-        ValueError: if the uncertainty is not one number per example.
+        ValueError: if the uncertainty is not one number per example, or no y is known.
     """
-    uncertainty = row_uncertainty(predictive, y, by)
-    loss = row_errors(predictive, y)
-    _, group = uncertainty.unique(return_inverse=True)  # sorted: the most certain first
-    expected_loss = torch.bincount(group, loss) / torch.bincount(group)
-    count = torch.arange(1, len(y) + 1, dtype=torch.float64, device=loss.device)
-    error = expected_loss[group.sort().values].cumsum(0) / count
+    loss, uncertainty = errors_and_uncertainties(predictive, y, by)
+    count = torch.arange(1, len(loss) + 1, dtype=torch.float64)
+    error = mean_over_ties(loss, uncertainty).cumsum(0) / count
     best = loss.sort().values.cumsum(0) / count
-    return Rejection(count / len(y), error, float(error.mean()), float(best.mean()))
+    return Rejection(count / len(loss), error, float(error.mean()), float(best.mean()))
+
+
+def errors_and_uncertainties(
+    predictive: Predictive, y: Tensor, by: By | Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the error and the uncertainty of the rows whose y is known, (N,) each on the CPU.
+
+    Args:
+        predictive: predictions of B rows.
+        y: their targets, (B, *event).
+        by: of ``error_rejection``.
+    """
+    uncertainty = row_uncertainty(predictive, y, by).cpu()
+    loss = row_errors(predictive, y).cpu()
+    is_known = ~loss.isnan()
+    if not bool(is_known.any()):
+        raise ValueError("there are no examples to score")
+    return loss[is_known], uncertainty[is_known]
+
+
+def mean_over_ties(values: Tensor, key: Tensor) -> Tensor:
+    """Return values in the order of a key; those of equal keys become their mean.
+
+    It is the expectation over a random order of equal keys, so that results do not depend on the
+    order of the rows.
+
+    Args:
+        values: of the rows, (N,).
+        key: by which they are sorted, (N,).
+    """
+    _, group = key.unique(return_inverse=True)
+    mean = torch.bincount(group, values) / torch.bincount(group)
+    return mean[group.sort().values]
 
 
 def row_uncertainty(predictive: Predictive, y: Tensor, by: By | Tensor | None = None) -> Tensor:
@@ -171,11 +209,13 @@ def row_uncertainty(predictive: Predictive, y: Tensor, by: By | Tensor | None = 
         raise ValueError(
             f"by must be one number per example, ({len(y)},), got {tuple(uncertainty.shape)}"
         )
+    if bool(uncertainty.isnan().any()):
+        raise ValueError("by must be one number per example, got NaN")
     return uncertainty
 
 
 def row_errors(predictive: Predictive, y: Tensor) -> Tensor:
-    """Return the error of each row, 0 where all its coordinates are ignored: (B,).
+    """Return the error of each row, NaN where all its coordinates are ignored: (B,).
 
     Args:
         predictive: predictions of B rows.
@@ -194,7 +234,7 @@ def row_errors(predictive: Predictive, y: Tensor) -> Tensor:
         values, is_known = predictive.likelihood.labels(y)
         loss = (predictive.mean.detach().double() - values.double()).square()
         loss = torch.where(is_known, loss, math.nan)
-    return loss.reshape(len(y), -1).nanmean(1).nan_to_num()
+    return loss.reshape(len(y), -1).nanmean(1)
 
 
 def uncertainties(predictive: Predictive, by: By) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from bayou.core import rng
 from bayou.likelihoods.predictive import Predictive
 from bayou.metrics.estimates import DRAWS, LEVEL, IntervalEstimate, bootstrap
-from bayou.metrics.scores import ROUNDING, By, row_errors, row_uncertainty
+from bayou.metrics.scores import ROUNDING, By, errors_and_uncertainties, mean_over_ties
 
 
 def aurc(
@@ -38,7 +38,7 @@ def aurc(
     Returns:
         The area and its confidence interval.
     """
-    loss, uncertainty = _loss_and_uncertainty(predictive, y, by)
+    loss, uncertainty = errors_and_uncertainties(predictive, y, by)
     fractions = torch.arange(1, len(loss) + 1, dtype=torch.float64) / len(loss)
 
     def statistic(index: Tensor) -> float:
@@ -79,7 +79,7 @@ def augrc(
         Traub et al.: Overcoming common flaws in the evaluation of selective classification
         systems, NeurIPS 2024.
     """
-    loss, uncertainty = _loss_and_uncertainty(predictive, y, by)
+    loss, uncertainty = errors_and_uncertainties(predictive, y, by)
 
     def statistic(index: Tensor) -> float:
         return float(_sorted_losses(loss, uncertainty, index).mean())
@@ -123,7 +123,7 @@ def selective_accuracy(
             f"accuracy is for classes, got {type(predictive.likelihood).__name__}; for numbers use "
             "error_rejection(predictive, y).at(coverage)"
         )
-    loss, uncertainty = _loss_and_uncertainty(predictive, y, by)
+    loss, uncertainty = errors_and_uncertainties(predictive, y, by)
     count = max(math.ceil(coverage * len(loss) - ROUNDING), 1)
 
     def statistic(index: Tensor) -> float:
@@ -167,17 +167,6 @@ def _bounds(predictive: Predictive) -> tuple[float, float]:
     return (0.0, 1.0 if predictive.likelihood.support == "classes" else math.inf)
 
 
-def _loss_and_uncertainty(
-    predictive: Predictive, y: Tensor, by: By | Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Return the error of each row, and the rank of its uncertainty: equal ones have one."""
-    uncertainty = row_uncertainty(predictive, y, by)
-    loss = row_errors(predictive, y)
-    return loss.cpu(), uncertainty.cpu()
-
-
 def _sorted_losses(loss: Tensor, uncertainty: Tensor, index: Tensor) -> Tensor:
     """Return 1/N Σ of the losses of the k most certain rows, in expectation over ties: (N,)."""
-    _, group = uncertainty[index].unique(return_inverse=True)
-    expected = torch.bincount(group, loss[index]) / torch.bincount(group)
-    return expected[group.sort().values].cumsum(0) / len(index)
+    return mean_over_ties(loss[index], uncertainty[index]).cumsum(0) / len(index)

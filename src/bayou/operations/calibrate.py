@@ -355,6 +355,10 @@ def best_temperature(p: Predictive, y: Tensor) -> Calibration:
     grid = [GRID_STEP * k for k in range(-grid_size, grid_size + 1)]
     best = min(grid, key=nll)
     if abs(best) == MAX_LOG_TEMPERATURE:
+        if nll(-best) == nll(best):
+            raise ValueError(
+                "a temperature changes nothing: every row has the same probability for every class"
+            )
         raise ValueError(_limit_message(best, len(y)))
     step = GRID_STEP
     while step > MIN_STEP:

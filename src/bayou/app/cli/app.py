@@ -245,10 +245,10 @@ def calibrate(
     map: Annotated[
         str,
         typer.Option(
-            help="auto (chosen by cross-validation), none, temperature, isotonic; of classes also "
-            "vector, matrix, dirichlet, spline"
+            help="temperature, isotonic, none; of classes also vector, matrix, dirichlet, spline; "
+            "auto chooses one by cross-validation"
         ),
-    ] = "auto",
+    ] = "temperature",
     method: Method = None,
     seed: Seed = None,
     samples: Samples = None,

@@ -26,7 +26,7 @@ def calibrate_run(
     folder: StrPath,
     source: StrPath,
     *,
-    map: str = "auto",
+    map: str = "temperature",
     method: str | None = None,
     seed: int | None = None,
     samples: int | None = None,
@@ -41,7 +41,7 @@ def calibrate_run(
     Args:
         folder: the run folder.
         source: a file of rows with their target that were not used in training.
-        map: of ``bayou.calibrate``, "auto" by default.
+        map: of ``bayou.calibrate``, "temperature" by default.
         method: which method of the run; by default that of the first finished job.
         seed: which seed of the run; by default the first.
         samples: number of averaged networks; by default as in the run.

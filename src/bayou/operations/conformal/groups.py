@@ -28,8 +28,10 @@ def row_labels(groups: Groups, rows: int) -> list[Label]:
     if len(labels) != rows:
         raise ValueError(f"groups has {len(labels)} labels for {rows} rows; it needs one for each")
     for label in labels:
-        if not isinstance(label, bool | int | float | str):
-            raise ValueError(f"a group's label must be a number or a string, got {label!r:.60}")
+        if not isinstance(label, bool | int | float | str) or label != label:
+            raise ValueError(
+                f"a group's label must be a number or a string and not NaN, got {label!s:.60}"
+            )
     return labels
 
 

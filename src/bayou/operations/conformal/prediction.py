@@ -12,6 +12,7 @@ level ≤ P(y in the interval or set) ≤ level + 1/(n + 1), on average over new
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal, final
 
 import torch
@@ -193,7 +194,8 @@ def check_coverage(level: float) -> None:
     Args:
         level: the coverage.
     """
-    if isinstance(level, bool) or not 0 < level < 1:
+    is_number = isinstance(level, Real) and not isinstance(level, bool)
+    if not is_number or not 0 < level < 1:
         raise ValueError(f"level must lie strictly between 0 and 1, got {level!r}")
 
 

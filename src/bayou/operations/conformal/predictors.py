@@ -16,7 +16,12 @@ from bayou.core.params import under
 from bayou.likelihoods.predictive import Predictive
 from bayou.operations.conformal.groups import Groups, new_positions
 from bayou.operations.conformal.quantiles import weighted_quantile
-from bayou.operations.conformal.scores import Score, check_has_classes, check_has_order
+from bayou.operations.conformal.scores import (
+    Score,
+    check_has_classes,
+    check_has_order,
+    probability_rounding,
+)
 from bayou.operations.conformal.weights import (
     GivenWeights,
     RecencyWeights,
@@ -135,7 +140,7 @@ class ConformalPredictor(ABC):
         check_has_classes(self.score.kind)
         p = self._predictive(x)
         scores = self.score.of_classes(p, rng.fold(self.seed, "new rows", start))
-        mask = scores <= self._thresholds(x, p, groups, weights)
+        mask = scores <= self._thresholds(x, p, groups, weights) + probability_rounding(p)
         if not empty:
             best_class = p.probabilities.argmax(-1, keepdim=True)
             is_best = torch.zeros_like(mask).scatter(-1, best_class, True)

@@ -72,10 +72,12 @@ def weighted_quantile(scores: Tensor, weights: Tensor, new_weights: Tensor, leve
     event = scores.shape[1:]
     columns = scores.reshape(len(scores), -1).T.contiguous()  # (E, n)
     row_weights = weights.reshape(len(scores), -1).T.to(columns).expand_as(columns)
+    largest = row_weights.amax(-1, keepdim=True)
+    row_weights = row_weights / largest  # only ratios count, and sums stay finite
     ordered, order = columns.sort(-1)
     mass = row_weights.gather(-1, order).cumsum(-1)
-    total = mass[:, -1:] + new_weights.to(columns)  # (E, M)
-    needed = level * total - ROUNDING * row_weights.amax(-1, keepdim=True)
+    total = mass[:, -1:] + new_weights.to(columns) / largest  # (E, M)
+    needed = level * total - ROUNDING
     # The first score at which the mass reaches what is needed.
     position = torch.searchsorted(mass, needed.clamp_min(torch.finfo(mass.dtype).tiny))
     infinity = torch.full_like(ordered[:, :1], torch.inf)

@@ -14,6 +14,7 @@ from bayou.core import rng
 from bayou.likelihoods.predictive import Predictive
 from bayou.operations.conformal.predictors import Predicts
 from bayou.operations.conformal.quantiles import ROUNDING
+from bayou.operations.conformal.scores import probability_rounding
 from bayou.training.rows import all_rows, check_held_out
 
 LossName = Literal["false negatives", "miscoverage", "size"]
@@ -275,7 +276,7 @@ def sets_above(p: Predictive, threshold: float) -> Tensor:
         p: predictions of classes or labels.
         threshold: λ.
     """
-    return 1 - label_probabilities(p) <= threshold
+    return 1 - label_probabilities(p) <= threshold + probability_rounding(p)
 
 
 def sets_of_more_than(p: Predictive, threshold: float) -> Tensor:
@@ -285,7 +286,7 @@ def sets_of_more_than(p: Predictive, threshold: float) -> Tensor:
         p: predictions of classes or labels.
         threshold: λ.
     """
-    return label_probabilities(p) > threshold
+    return label_probabilities(p) > threshold + probability_rounding(p)
 
 
 def _set_thresholds(p: Predictive, family: Family) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Final, Literal, final
 
 import torch
 from torch import Tensor
@@ -14,6 +14,10 @@ from bayou.likelihoods.predictive import Predictive
 ScoreName = Literal["cqr", "split", "lac", "aps"]
 INTERVALS: tuple[ScoreName, ...] = ("cqr", "split")
 SETS: tuple[ScoreName, ...] = ("lac", "aps")
+# Multiples of eps. A row of a small batch has another rounding than the same row of a large one, so
+# that equal scores (of equal x, or of y on a grid) would miss a threshold that is one of them.
+PROBABILITY_ROUNDING: Final = 64
+END_ROUNDING: Final = 4
 
 
 @final
@@ -81,6 +85,8 @@ class Score:
     def interval(self, p: Predictive, thresholds: Tensor) -> tuple[Tensor, Tensor]:
         """Return the ends of {y: score ≤ threshold}; a single point if no y has such a score.
 
+        They are rounded outward, so that a y whose score is the threshold is inside.
+
         Args:
             p: predictions of B rows of numbers.
             thresholds: of each row, (B, *event); ±∞ are allowed.
@@ -91,6 +97,8 @@ class Score:
         low, high, unit = self.ends(p)
         middle = (low + high) / 2
         margin = thresholds * unit
+        size = torch.maximum(low.abs(), high.abs()) + margin.abs()
+        margin = margin + END_ROUNDING * torch.finfo(p.outputs.dtype).eps * size.nan_to_num(0.0)
         low = low - margin
         high = high + margin
         is_crossed = low > high
@@ -99,6 +107,15 @@ class Score:
         if p.likelihood.support == "counts":
             low = low.clamp_min(0.0)
         return low.to(p.outputs.dtype), high.to(p.outputs.dtype)
+
+
+def probability_rounding(p: Predictive) -> float:
+    """Return by how much a probability of the same row may differ between two predictions.
+
+    Args:
+        p: a prediction, whose dtype counts.
+    """
+    return PROBABILITY_ROUNDING * torch.finfo(p.outputs.dtype).eps
 
 
 def choose_score(name: ScoreName | None, p: Predictive) -> ScoreName:

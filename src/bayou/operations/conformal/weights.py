@@ -171,8 +171,11 @@ def effective_rows(weights: Tensor) -> float:
     Args:
         weights: of the rows, (n,).
     """
-    total = float(weights.sum())
-    return total**2 / float(weights.square().sum()) if total > 0 else 0.0
+    largest = weights.max() if len(weights) else 0.0
+    if not largest > 0:
+        return 0.0
+    scaled = weights / largest  # without overflow
+    return float(scaled.sum().square() / scaled.square().sum())
 
 
 def warn_if_few(count: float, rows: int, owner: str = "") -> None:
