@@ -168,7 +168,7 @@ class RowComparison:
         if self.held is None or self.held_x is None or self.reference.held_y is None:
             tests = [
                 ShiftTest("relation", test.subject, test.name, test.statistic, test.p, test.text)
-                for test in calibration_tests(self.new_scores)
+                for test in self.calibration_tests(level)
             ]
             tests = adjust([*tests, *trend], level)
             changed = any(test.is_significant for test in tests)
@@ -205,6 +205,15 @@ class RowComparison:
         covered = f"{result.rows:,} of {len(self.x):,} new rows"
         reason = f"Targets were compared with held-out rows of similar inputs: {covered}."
         return tests, "changed" if changed else "as expected", reason
+
+    def calibration_tests(self, level: float) -> list[ShiftTest]:
+        """Test the targets by the predictions alone; the tests are not adjusted yet.
+
+        Args:
+            level: of these tests.
+        """
+        simulations = count_permutations(MAX_RELATION_TESTS, level)
+        return calibration_tests(self.new_scores, simulations, rng.fold(self.seed, "calibration"))
 
     def _joint_features(self, x: Tensor, predictive: Predictive | None) -> Tensor:
         """Return functions of the inputs of each row: the inputs, or outputs for arrays."""
