@@ -8,6 +8,7 @@ import torch
 from bayou.diagnostics.hypothesis import (
     binomial,
     chi_square,
+    compare_counts,
     fisher,
     holm,
     kolmogorov_survival,
@@ -116,3 +117,37 @@ def test_holm_is_the_step_down_procedure():
 def test_what_cannot_be_tested_is_an_error(call):
     with pytest.raises(ValueError, match=r"no values|not finite|numbers from|needs|needed"):
         call()
+
+
+def test_two_categories_are_compared_by_the_test_of_fisher():
+    # The chi-square distribution has 2.7e-3 for an expected count of 5.
+    first = torch.tensor([1900, 100])
+    second = torch.tensor([87, 13])
+    expected = scipy.stats.fisher_exact([[1900, 87], [100, 13]]).pvalue
+    assert compare_counts(first, second, 0, 0).p == pytest.approx(expected, rel=1e-9)
+
+
+def test_rare_categories_have_the_p_value_of_all_tables():
+    first = np.array([60, 20, 25])
+    second = np.array([20, 8, 1])
+    totals = first + second
+    tables = [
+        (i, j, 29 - i - j)
+        for i in range(30)
+        for j in range(30 - i)
+        if i <= totals[0] and j <= totals[1] and 29 - i - j <= totals[2]
+    ]
+
+    def statistic(row):
+        expected = totals * 29 / totals.sum()
+        return ((row - expected) ** 2 / expected).sum()
+
+    mass = scipy.stats.multivariate_hypergeom.pmf(tables, m=totals, n=29)
+    is_extreme = [statistic(np.array(row)) >= statistic(second) - 1e-9 for row in tables]
+    expected = mass[is_extreme].sum()
+    p = compare_counts(torch.tensor(first), torch.tensor(second), 200_000, 0).p
+    # 20 extreme draws have a relative standard deviation of 1/√20.
+    assert p == pytest.approx(expected, rel=3 / 20**0.5)
+    assert expected < 0.05
+    far = compare_counts(torch.tensor([500, 500, 500]), torch.tensor([900, 5, 5]), 999, 0)
+    assert far.p == 1 / 1000

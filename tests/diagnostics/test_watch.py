@@ -252,6 +252,43 @@ def test_scores_have_their_expectation_under_the_predictive():
     assert min(test.p for test in calibration_tests(scores)) > 0.001
 
 
+def test_sure_predictions_of_few_rows_are_tested_exactly():
+    # 20 rows with a probability of 0.02, of which 3 occur: the normal distribution has 2e-5.
+    p = Predictive(
+        bayou.Categorical().bind(),
+        torch.tensor([0.98, 0.02], dtype=torch.float64).log().expand(1, 20, 2),
+    )
+    y = torch.zeros(20, dtype=torch.long)
+    y[:3] = 1
+    expected = scipy.stats.binom.sf(2, 20, 0.02)
+    tests = calibration_tests(target_scores(p, y), simulations=20_000)
+    assert len(tests) == 3
+    for test in tests:
+        assert test.p == pytest.approx(expected, abs=4 * (expected / 20_000) ** 0.5)
+
+
+def test_log_scores_of_few_rows_are_exchangeable_with_those_of_draws():
+    # The mean of 20 log scores of a Poisson with a small rate is far from normal.
+    likelihood = bayou.likelihoods.Poisson().bind()
+    p = Predictive(likelihood, torch.full((1, 20, 1), -3.0, dtype=torch.float64))
+    p_values = []
+    for seed in range(400):
+        scores = target_scores(p, p.sample(1, seed)[0], seed)
+        p_values.append(calibration_tests(scores, 199, seed)[-1].p)
+    for level in (0.01, 0.05, 0.2):
+        rate = sum(p <= level for p in p_values) / 400
+        assert rate <= level + 3.5 * (level * (1 - level) / 400) ** 0.5
+
+
+def test_without_held_out_rows_no_test_is_reported_twice():
+    world = World(0)
+    posterior = world.posterior
+    x = world.inputs(60)
+    report = watch(posterior, ReferenceRows.of(world.inputs(200)), x, world.targets(x))
+    assert {test.family for test in report.tests} >= {"relation"}
+    assert "calibration" not in {test.family for test in report.tests}
+
+
 def test_counts_have_uniform_transforms():
     torch.manual_seed(0)
     likelihood = bayou.likelihoods.Poisson().bind()

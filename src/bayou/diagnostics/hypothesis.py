@@ -1,6 +1,6 @@
 """P-values of classical tests: Kolmogorov-Smirnov, chi-square, binomial, Fisher, and Holm.
 
-All are computed in float64 on the CPU and need torch only.
+All are computed in float64 on the CPU.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,9 @@ MIN_EXACT = 1e-9  # smaller p-values lose digits in 1 − (1 − p); the asympto
 MAX_MATRIX_ORDER = 200  # of Durbin's matrix
 SERIES_TERMS = 100  # of the limiting distribution of Kolmogorov
 ROUNDING = 1e-7  # relative tolerance for probabilities that are equal up to rounding
+MIN_ASYMPTOTIC_P = 0.05  # of a chi-square test; smaller ones are simulated
+ENOUGH_EXTREME = 20  # draws as extreme as the observed counts, after which no more are drawn
+CHUNK_DRAWS = 10_000  # of counts, held in memory at a time
 TIE = 1e-10  # tolerance for distances of empirical distribution functions that are equal
 
 
@@ -212,6 +216,8 @@ def chi_square(a: Tensor, b: Tensor, min_expected: float = 5.0) -> Significance:
 
     Σ (observed − expected)²/expected over both samples and all categories. Categories whose
     expected count is below ``min_expected`` in one of the samples are joined, the rarest first.
+    The p-value is that of the limiting distribution, which is too small far in the tail unless
+    all expected counts are large; ``compare_counts`` has another one.
 
     Args:
         a: counts of the K categories in the first sample, (K,).
@@ -224,6 +230,63 @@ def chi_square(a: Tensor, b: Tensor, min_expected: float = 5.0) -> Significance:
     Raises:
         ValueError: if the counts do not match, are negative, or one of the samples is empty.
     """
+    counts = _join_rare(a, b, min_expected)
+    categories = counts.shape[1]
+    if categories < 2:
+        return Significance(0.0, 1.0)
+    statistic = float(_chi_square_statistic(counts[1], counts))
+    return Significance(statistic, chi_square_survival(statistic, categories - 1))
+
+
+def compare_counts(a: Tensor, b: Tensor, draws: int, seed: int) -> Significance:
+    """Compare the counts of categories in two samples, with a p-value that holds for rare ones.
+
+    The statistic is that of ``chi_square``. Given the totals of the categories, the counts of the
+    second sample are hypergeometric if both samples have one distribution. The p-value of two
+    categories is that of Fisher. Of more it is (1 + #{draws at least as extreme})/(1 + draws), or
+    20/l if the l-th draw is the 20th such one (Besag & Clifford, Sequential Monte Carlo p-values,
+    1991); the limiting distribution is used where it has a p-value above 5 %.
+
+    Args:
+        a: counts of the K categories in the first sample, (K,).
+        b: counts in the second sample, (K,).
+        draws: the largest number of draws.
+        seed: of the draws.
+
+    Raises:
+        ValueError: as of ``chi_square``.
+    """
+    counts = _join_rare(a, b, 5.0)
+    evidence = chi_square(*counts)
+    categories = counts.shape[1]
+    if categories < 2:
+        return evidence
+    if categories == 2:
+        first, second = counts.long().tolist()
+        exact = fisher(first[0], sum(first), second[0], sum(second))
+        return Significance(evidence.statistic, exact.p)
+    if evidence.p > MIN_ASYMPTOTIC_P:
+        return evidence
+    generator = np.random.default_rng(seed)
+    totals = counts.sum(0).long().numpy()
+    threshold = evidence.statistic * (1 - ROUNDING)
+    extreme_count = 0
+    for start in range(0, draws, CHUNK_DRAWS):
+        size = min(CHUNK_DRAWS, draws - start)
+        drawn = generator.multivariate_hypergeometric(
+            totals, int(counts[1].sum()), size, method="marginals"
+        )
+        statistics = _chi_square_statistic(torch.from_numpy(drawn).double(), counts)
+        extreme = (statistics >= threshold).nonzero()[:, 0]
+        if extreme_count + len(extreme) >= ENOUGH_EXTREME:
+            last = start + int(extreme[ENOUGH_EXTREME - extreme_count - 1]) + 1
+            return Significance(evidence.statistic, ENOUGH_EXTREME / last)
+        extreme_count += len(extreme)
+    return Significance(evidence.statistic, (1 + extreme_count) / (1 + draws))
+
+
+def _join_rare(a: Tensor, b: Tensor, min_expected: float) -> Tensor:
+    """Return the counts of both samples, (2, K), with rare categories joined."""
     counts = torch.stack((torch.as_tensor(a).double(), torch.as_tensor(b).double())).cpu()
     if counts.ndim != 2 or bool((counts < 0).any()) or not bool((counts.sum(1) > 0).all()):
         raise ValueError(
@@ -234,18 +297,26 @@ def chi_square(a: Tensor, b: Tensor, min_expected: float = 5.0) -> Significance:
     counts = counts[:, counts.sum(0).argsort(stable=True)]
     total = counts.sum(0)
     rare_count = int((total * share < min_expected).sum())
-    if rare_count:
-        # The joined category takes frequent ones too until it is large enough.
-        while rare_count < len(total) and float(total[:rare_count].sum()) * share < min_expected:
-            rare_count += 1
-        joined = counts[:, :rare_count].sum(1, keepdim=True)
-        counts = torch.cat((joined, counts[:, rare_count:]), 1)
-    categories = counts.shape[1]
-    if categories < 2:
-        return Significance(0.0, 1.0)
-    expected = counts.sum(1, keepdim=True) * counts.sum(0) / counts.sum()
-    statistic = float(((counts - expected).square() / expected).sum())
-    return Significance(statistic, chi_square_survival(statistic, categories - 1))
+    if not rare_count:
+        return counts
+    # The joined category takes frequent ones too until it is large enough.
+    while rare_count < len(total) and float(total[:rare_count].sum()) * share < min_expected:
+        rare_count += 1
+    joined = counts[:, :rare_count].sum(1, keepdim=True)
+    return torch.cat((joined, counts[:, rare_count:]), 1)
+
+
+def _chi_square_statistic(second: Tensor, counts: Tensor) -> Tensor:
+    """Return Σ (observed − expected)²/expected of both samples, with the totals of ``counts``.
+
+    Args:
+        second: counts of the second sample, (..., K).
+        counts: of both samples, (2, K), whose totals are those of ``second`` and its complement.
+    """
+    total = counts.sum(0)
+    share = counts[1].sum() / counts.sum()
+    squares = (second - share * total).square() / total
+    return squares.sum(-1) * (1 / share + 1 / (1 - share))
 
 
 def binomial(successes: int, n: int, probability: float) -> Significance:

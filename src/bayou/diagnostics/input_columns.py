@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bayou.diagnostics.findings import ShiftTest
-from bayou.diagnostics.hypothesis import chi_square, fisher, ks_distance, two_sample_ks
+from bayou.diagnostics.hypothesis import compare_counts, fisher, ks_distance, two_sample_ks
 
 MIN_CONSTANT_ROWS = 10  # equal values that are reported as a constant column
 MAX_CONSTANT_SHARE = 0.5  # of training rows with this value, for such a report
@@ -106,7 +106,9 @@ def columns_of(x: Tensor, names: tuple[str, ...] | None = None) -> tuple[InputCo
     return tuple(InputColumn(name, x[:, j]) for j, name in enumerate(names))
 
 
-def compare_column(reference: InputColumn, new: InputColumn) -> list[ShiftTest]:
+def compare_column(
+    reference: InputColumn, new: InputColumn, draws: int = 9999, seed: int = 0
+) -> list[ShiftTest]:
     """Test whether a column of new rows has the distribution of training rows.
 
     Numbers are compared by the Kolmogorov-Smirnov test, categories by the chi-square test, missing
@@ -116,9 +118,11 @@ def compare_column(reference: InputColumn, new: InputColumn) -> list[ShiftTest]:
     Args:
         reference: the column of training rows.
         new: the same column of new rows.
+        draws: the largest number of draws for a p-value of categories. Default: 9,999.
+        seed: of these draws.
     """
     if reference.levels:
-        return _compare_categories(reference, new)
+        return _compare_categories(reference, new, draws, seed)
     tests = []
     first_count = len(reference) - len(reference.present)
     second_count = len(new) - len(new.present)
@@ -136,13 +140,16 @@ def compare_column(reference: InputColumn, new: InputColumn) -> list[ShiftTest]:
     return tests
 
 
-def _compare_categories(reference: InputColumn, new: InputColumn) -> list[ShiftTest]:
+def _compare_categories(
+    reference: InputColumn, new: InputColumn, draws: int, seed: int
+) -> list[ShiftTest]:
     """Return the tests of a column of categories."""
     count = len(reference.levels)
     tests = []
     unknown_count = int((new.values >= count).sum())
-    if unknown_count:
-        expected_count = round(reference.singletons * len(reference))
+    expected_count = round(reference.singletons * len(reference))
+    # The number of tests, for which p-values are adjusted, must not depend on their result.
+    if unknown_count or expected_count:
         evidence = fisher(
             expected_count, len(reference), unknown_count, len(new), more_in_second=True
         )
@@ -157,7 +164,7 @@ def _compare_categories(reference: InputColumn, new: InputColumn) -> list[ShiftT
         for column in (reference, new)
     ]
     if all(bool(total.sum()) for total in counts):
-        evidence = chi_square(counts[0], counts[1])
+        evidence = compare_counts(counts[0], counts[1], draws, seed)
         shares = [total.double() / total.sum() for total in counts]
         k = int((shares[1] - shares[0]).abs().argmax())
         text = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
@@ -14,13 +15,17 @@ from bayou.diagnostics.findings import ShiftTest
 from bayou.diagnostics.hypothesis import (
     Significance,
     binomial,
-    chi_square_survival,
     normal_p,
     uniform_ks,
 )
-from bayou.diagnostics.permutations import largest_differences, normal_scores
+from bayou.diagnostics.permutations import (
+    MAX_ENTRIES,
+    ROUNDING,
+    largest_differences,
+    normal_scores,
+)
 from bayou.diagnostics.propensity import propensity_strata
-from bayou.diagnostics.target_scores import ENTROPY_DRAWS, TargetScores
+from bayou.diagnostics.target_scores import MIN_STD, TargetScores, standardized_surprises
 
 LEVELS = (0.5, 0.9)  # of intervals whose coverage is tested
 MIN_SAMPLE = 10  # rows of each sample, to estimate a propensity score
@@ -100,8 +105,9 @@ def compare_relation(
     }
     if held_out.scores.log_score is not None and new.scores.log_score is not None:
         statistics["log score"] = join_rows(held_out.scores.log_score, new.scores.log_score)
-    residuals = location[:, :, None] * features[kept][:, None, :]
-    statistics["by input"] = residuals.flatten(1)
+    if features.shape[1]:
+        residuals = location[:, :, None] * features[kept][:, None, :]
+        statistics["by input"] = residuals.flatten(1)
     results = largest_differences(
         list(statistics.values()),
         is_new[kept],
@@ -179,34 +185,72 @@ def _spearman(values: Tensor) -> Tensor:
     return (rank @ time) / norm.clamp_min(1e-12)
 
 
-def calibration_tests(scores: TargetScores) -> list[ShiftTest]:
+def calibration_tests(
+    scores: TargetScores, simulations: int = 999, seed: rng.Seed = 0
+) -> list[ShiftTest]:
     """Test targets by what the posterior predicts of them, without other rows.
 
     Numbers: coverage of 50 and 90 % intervals (exact binomial test), uniformity of P(Y ≤ y)
-    (Kolmogorov-Smirnov) and the mean log score with its own expectation (z). Classes: accuracy and
-    mean confidence (z), frequencies of the classes (chi-square) and the mean log score. Rows are
-    independent under the null hypothesis. Of several coordinates of y the one with the smallest
-    p-value counts (Bonferroni).
+    (Kolmogorov-Smirnov) and the mean log score. Classes: accuracy and mean confidence, frequencies
+    of the classes and the mean log score. The statistics without an exact distribution are compared
+    with those of targets that are drawn from the predictive, so that p-values hold for few rows
+    and for probabilities near 0 and 1, too. Rows are independent under the null hypothesis. Of
+    several coordinates of y the one with the smallest p-value counts (Bonferroni).
 
     Args:
         scores: of rows.
+        simulations: how often targets of all rows are drawn. Default: 999.
+        seed: of the draws.
     """
+    if scores.probabilities is not None:
+        return _class_tests(scores, scores.probabilities, simulations, seed)
     if scores.pit is None:
-        tests = [_confidence_test(scores), _frequency_test(scores)]
-    else:
-        tests = [*_coverage_tests(scores.pit), _uniformity_test(scores.pit)]
-    if scores.log_score is not None:
-        rows = len(scores)
-        # The expectation is estimated from draws for numbers, and is exact for classes.
-        inflation = 1 + 1 / ENTROPY_DRAWS if scores.pit is not None else 1.0
-        z = float(scores.log_score.mean()) * math.sqrt(rows / inflation)
-        text = (
-            f"mean −log p(y) minus its expectation: {float(scores.log_score.mean()):+.3g} "
-            "standard deviations of a row"
-        )
-        evidence = Significance(z, normal_p(z))
-        tests.append(ShiftTest.of("calibration", "log score", "z", evidence, text))
+        raise ValueError("scores have neither probabilities of classes nor P(Y ≤ y) of numbers")
+    tests = [*_coverage_tests(scores.pit), _uniformity_test(scores.pit)]
+    if scores.log_score is not None and scores.surprises is not None:
+        p = _exchange_p(scores.surprises, simulations, seed)
+        tests.append(_log_score_test(scores.log_score, p))
     return tests
+
+
+def _log_score_test(log_score: Tensor, p: float) -> ShiftTest:
+    """Return the test that the mean log score is its own expectation."""
+    mean = float(log_score.mean())
+    text = f"mean −log p(y) minus its expectation: {mean:+.3g} standard deviations of a row"
+    evidence = Significance(mean * math.sqrt(len(log_score)), p)
+    return ShiftTest.of("calibration", "log score", "simulation", evidence, text)
+
+
+def _exchange_p(surprises: Tensor, simulations: int, seed: rng.Seed) -> float:
+    """Return the p-value of Σ_i z_i0, with z_i the standardized scores of y and of its draws.
+
+    If the predictive is right, all 65 scores of a row are exchangeable: the sum is compared with
+    those of scores that are chosen at random in every row.
+
+    Args:
+        surprises: −log p of y, and of its draws, (N, 65).
+        simulations: how many sums it is compared with.
+        seed: of the choices.
+    """
+    centered = surprises - surprises.mean(1, keepdim=True)
+    z = centered / centered.square().mean(1, keepdim=True).sqrt().clamp_min(MIN_STD)
+    rows, columns = z.shape
+    observed = float(z[:, 0].sum().abs()) * (1 - ROUNDING)
+    extreme_count = 0
+    for start, count in _chunks(simulations, rows):
+        like = torch.empty(0, dtype=torch.float64)
+        u = rng.uniform(count, (rows,), like, rng.fold(seed, "exchange", start))
+        index = (u * columns).long().clamp_max(columns - 1)
+        sums = z.gather(1, index.T).sum(0)
+        extreme_count += int((sums.abs() >= observed).sum())
+    return (1 + extreme_count) / (1 + simulations)
+
+
+def _chunks(simulations: int, rows: int) -> Iterator[tuple[int, int]]:
+    """Yield the first number and the number of simulations of each part that fits into memory."""
+    chunk = max(1, MAX_ENTRIES // max(rows, 1))
+    for start in range(0, simulations, chunk):
+        yield start, min(chunk, simulations - start)
 
 
 def _coverage_tests(pit: Tensor) -> list[ShiftTest]:
@@ -233,42 +277,62 @@ def _uniformity_test(pit: Tensor) -> ShiftTest:
     return ShiftTest.of("calibration", "P(Y ≤ y)", "Kolmogorov-Smirnov", evidence, text)
 
 
-def _confidence_test(scores: TargetScores) -> ShiftTest:
-    """Return the test that the accuracy is the mean confidence."""
-    p = scores.probabilities
-    if p is None:
-        raise ValueError("the confidence of numbers cannot be tested; classes are needed")
-    confidence = p.max(1).values
-    variance = float((confidence * (1 - confidence)).sum())
-    total = float(scores.location.sum())
-    z = 0.0
-    if total:
-        z = total / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, total)
-    accuracy = float(confidence.mean()) + total / len(scores)
-    text = f"accuracy {accuracy:.1%}, mean confidence {float(confidence.mean()):.1%}"
-    evidence = Significance(z, normal_p(z))
-    return ShiftTest.of("calibration", "accuracy and confidence", "z", evidence, text)
+def _class_tests(
+    scores: TargetScores, p: Tensor, simulations: int, seed: rng.Seed
+) -> list[ShiftTest]:
+    """Return the tests of classes: accuracy, frequencies and the mean log score.
 
-
-def _frequency_test(scores: TargetScores) -> ShiftTest:
-    """Return the chi-square test of the class frequencies and their mean probabilities.
-
-    dᵀ·V⁺·d with d = Σ_i (1[y_i = k] − p_ik) and V = Σ_i (diag(p_i) − p_i·p_iᵀ).
+    Accuracy: |Σ_i (1[y_i is the most probable class] − its probability)|. Frequencies: dᵀ·V⁺·d with
+    d = Σ_i (1[y_i = k] − p_ik) and V = Σ_i (diag(p_i) − p_i·p_iᵀ). Log score: |Σ_i z_i|. Each is
+    compared with the same of classes that are drawn from the probabilities.
     """
-    p = scores.probabilities
-    if p is None:
-        raise ValueError("the frequencies of numbers cannot be tested; classes are needed")
-    covariance = torch.diag(p.sum(0)) - p.T @ p
-    difference = scores.spread.sum(0)
-    values, vectors = torch.linalg.eigh(covariance)
-    is_random = values > 1e-9 * values.max().clamp_min(1e-12)
-    projected = (vectors.T @ difference)[is_random]
-    statistic = float((projected.square() / values[is_random]).sum())
-    degrees = max(int(is_random.sum()), 1)
-    evidence = Significance(statistic, chi_square_survival(statistic, degrees))
+    rows, classes = p.shape
+    confidence, mode = p.max(1)
+    log_score = standardized_surprises(p)
+    expected = p.sum(0)
+    precision = torch.linalg.pinv(torch.diag(expected) - p.T @ p, rtol=1e-9, hermitian=True)
+    cumulative = p.cumsum(1)
+    cumulative = cumulative / cumulative[:, -1:]
+
+    def statistics(labels: Tensor) -> Tensor:
+        """Return the three statistics of labels (N, B): (3, B)."""
+        accuracy = ((labels == mode[:, None]).double() - confidence[:, None]).sum(0)
+        counts = torch.zeros(labels.shape[1], classes, dtype=p.dtype)
+        counts.scatter_add_(1, labels.T, torch.ones_like(labels.T, dtype=p.dtype))
+        difference = counts - expected
+        chi_square = ((difference @ precision) * difference).sum(1)
+        return torch.stack((accuracy.abs(), chi_square, log_score.gather(1, labels).sum(0).abs()))
+
+    if scores.y is None:
+        raise ValueError("scores of classes need the class of each row")
+    observed = statistics(scores.y[:, None])[:, 0]
+    # Statistics that are 0 up to rounding are equal to all others.
+    threshold = observed * (1 - ROUNDING) - ROUNDING
+    extreme_counts = torch.zeros(3, dtype=torch.long)
+    for start, count in _chunks(simulations, max(rows, classes)):
+        u = rng.uniform(count, (rows,), p, rng.fold(seed, "classes", start))
+        labels = torch.searchsorted(cumulative, u.T.contiguous(), right=True)
+        labels = labels.clamp_max(classes - 1)
+        extreme_counts += (statistics(labels) >= threshold[:, None]).sum(1)
+    accuracy_p, frequency_p, score_p = ((1 + extreme_counts) / (1 + simulations)).tolist()
+    total = float(scores.location.sum())
+    accuracy = float(confidence.mean()) + total / rows
+    text = f"accuracy {accuracy:.1%}, mean confidence {float(confidence.mean()):.1%}"
+    evidence = Significance(total, accuracy_p)
+    tests = [
+        ShiftTest.of("calibration", "accuracy and confidence", "simulation", evidence, text),
+        _frequency_test(scores, p, Significance(float(observed[1]), frequency_p)),
+    ]
+    if scores.log_score is not None:
+        tests.append(_log_score_test(scores.log_score, score_p))
+    return tests
+
+
+def _frequency_test(scores: TargetScores, p: Tensor, evidence: Significance) -> ShiftTest:
+    """Return the test of the class frequencies, with the class that differs most."""
+    difference = scores.spread.mean(0)
     k = int(difference.abs().argmax())
-    text = (
-        f"class {k}: {float(difference[k]) / len(scores) + float(p[:, k].mean()):.1%} of rows, "
-        f"mean probability {float(p[:, k].mean()):.1%}"
-    )
-    return ShiftTest.of("calibration", "frequencies of the classes", "chi-square", evidence, text)
+    mean = float(p[:, k].mean())
+    text = f"class {k}: {float(difference[k]) + mean:.1%} of rows, mean probability {mean:.1%}"
+    subject = "frequencies of the classes"
+    return ShiftTest.of("calibration", subject, "simulation", evidence, text)

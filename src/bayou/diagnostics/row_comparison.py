@@ -111,6 +111,8 @@ class RowComparison:
                 return []
             first = self._joint_features(self.held_x, self.held)
             second = self._joint_features(self.x, self.new)
+        if not first.shape[1]:
+            return []
         samples = [
             self._some(rows, MAX_JOINT_ROWS, name) for rows, name in ((first, "a"), (second, "b"))
         ]
@@ -143,7 +145,13 @@ class RowComparison:
         return ShiftTest.of("joint", "correlations", "permutation", result.evidence, text)
 
     def _uncertainty_test(self) -> ShiftTest | None:
-        """Return the test of the epistemic uncertainty; None for a single network."""
+        """Return the test of the epistemic uncertainty.
+
+        None for a single network, and where inputs are left out: it depends on these, and is higher
+        for later dates.
+        """
+        if self.reference.leaves_out_inputs:
+            return None
         if self.held is None:
             return None
         first = _epistemic(self.held)
@@ -168,7 +176,7 @@ class RowComparison:
         if self.held is None or self.held_x is None or self.reference.held_y is None:
             tests = [
                 ShiftTest("relation", test.subject, test.name, test.statistic, test.p, test.text)
-                for test in calibration_tests(self.new_scores)
+                for test in self.calibration_tests(level)
             ]
             tests = adjust([*tests, *trend], level)
             changed = any(test.is_significant for test in tests)
@@ -205,6 +213,15 @@ class RowComparison:
         covered = f"{result.rows:,} of {len(self.x):,} new rows"
         reason = f"Targets were compared with held-out rows of similar inputs: {covered}."
         return tests, "changed" if changed else "as expected", reason
+
+    def calibration_tests(self, level: float) -> list[ShiftTest]:
+        """Test the targets by the predictions alone; the tests are not adjusted yet.
+
+        Args:
+            level: of these tests.
+        """
+        simulations = count_permutations(MAX_RELATION_TESTS, level)
+        return calibration_tests(self.new_scores, simulations, rng.fold(self.seed, "calibration"))
 
     def _joint_features(self, x: Tensor, predictive: Predictive | None) -> Tensor:
         """Return functions of the inputs of each row: the inputs, or outputs for arrays."""

@@ -13,6 +13,7 @@ from bayou.likelihoods.predictive import Predictive
 
 ENTROPY_DRAWS = 64  # of y for each row, to estimate the mean and std of its log score
 MIN_STD = 1e-9  # of a log score: a prediction that is certain has none
+MAX_SURPRISE = 1e30  # −log p of a number
 MAX_LOG_SCORE = 20.0  # standard deviations; larger ones are clipped
 
 
@@ -31,6 +32,8 @@ class TargetScores:
             above P(Y ≤ time) for censored times; None for classes.
         probabilities: of the classes, (N, K); None for numbers.
         y: the class of each row, (N,); None for numbers.
+        surprises: −log p of the observed number and of 64 draws from the predictive of its row,
+            (N, 65), less the observed one; None for classes, and where ``log_score`` is.
     """
 
     location: Tensor
@@ -39,6 +42,7 @@ class TargetScores:
     pit: Tensor | None = None
     probabilities: Tensor | None = None
     y: Tensor | None = None
+    surprises: Tensor | None = None
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -82,18 +86,26 @@ def _scores_of_classes(predictive: Predictive, y: Tensor) -> TargetScores:
     if not bool(is_label.all()):
         raise ValueError("some targets are ignored by the likelihood; leave these rows out")
     confidence, mode = p.max(1)
-    surprise = -p.clamp_min(torch.finfo(p.dtype).tiny).log()
-    entropy = (p * surprise).sum(1)
-    variance = (p * (surprise - entropy[:, None]).square()).sum(1)
-    observed = surprise.gather(1, label[:, None])[:, 0]
     one_hot = torch.nn.functional.one_hot(label, p.shape[1]).double()
     return TargetScores(
         ((mode == label).double() - confidence)[:, None],
         one_hot - p,
-        _standardize(observed, entropy, variance),
+        standardized_surprises(p).gather(1, label[:, None]),
         probabilities=p,
         y=label,
     )
+
+
+def standardized_surprises(p: Tensor) -> Tensor:
+    """Return (−log p_k − H)/std of every class, with their expectation 0: (N, K).
+
+    Args:
+        p: probabilities of the classes, (N, K) in float64.
+    """
+    surprise = -p.clamp_min(torch.finfo(p.dtype).tiny).log()
+    entropy = (p * surprise).sum(1, keepdim=True)
+    variance = (p * (surprise - entropy).square()).sum(1, keepdim=True)
+    return _standardize(surprise, entropy, variance)
 
 
 def _scores_of_numbers(
@@ -113,37 +125,38 @@ def _scores_of_numbers(
     fraction = rng.uniform(len(upper), upper.shape[1:], upper, rng.fold(seed, "pit"))
     pit = (lower + fraction * (upper - lower)).clamp(0, 1).reshape(len(values), -1).cpu()
     log_score = None
+    surprises = None
     if has_log_score and bool(is_known.all()):
-        log_score = _log_scores_of_numbers(of_values, values, seed)
-    return TargetScores(pit - 0.5, (pit - 0.5).abs() - 0.25, log_score, pit=pit)
+        surprises = _surprises_of_numbers(of_values, values, seed)
+        drawn = surprises[:, 1:]
+        mean = drawn.mean(1, keepdim=True)
+        log_score = _standardize(torch.zeros_like(mean), mean, drawn.var(1, keepdim=True))
+    spread = (pit - 0.5).abs() - 0.25
+    return TargetScores(pit - 0.5, spread, log_score, pit=pit, surprises=surprises)
 
 
-def _log_scores_of_numbers(predictive: Predictive, y: Tensor, seed: rng.Seed) -> Tensor:
-    """Return standardized log scores; their expectations are estimated from draws of y.
+def _surprises_of_numbers(predictive: Predictive, y: Tensor, seed: rng.Seed) -> Tensor:
+    """Return −log p of y and of draws from the predictive, less that of y: (N, 65).
 
     Each draw of a row comes from a network of its own, so that errors of the estimates are
     independent between rows.
     """
     outputs = predictive.outputs
     rows = torch.arange(outputs.shape[1], device=outputs.device)
-    total = torch.zeros(len(rows), dtype=torch.float64, device=outputs.device)
-    squares = torch.zeros_like(total)
     first = -predictive.log_prob(y.to(outputs.dtype)).double()
+    first = first.clamp_max(MAX_SURPRISE)  # infinite where p(y) underflows
+    # The observed score is a good shift: it avoids the cancellation of large numbers.
+    columns = [torch.zeros_like(first)]
     for k in range(ENTROPY_DRAWS):
         draw_seed = rng.fold(seed, "entropy", k)
         u = rng.uniform(len(rows), (), outputs, rng.fold(draw_seed, "network"))
         index = (u * len(outputs)).long().clamp_max(len(outputs) - 1)
         drawn_y = predictive.likelihood.sample(outputs[index, rows], seed=draw_seed)
-        # The observed score is a good shift: it avoids the cancellation of large numbers.
-        difference = -predictive.log_prob(drawn_y).double() - first
-        total += difference
-        squares += difference.square()
-    mean = total / ENTROPY_DRAWS
-    variance = (squares / ENTROPY_DRAWS - mean.square()) * ENTROPY_DRAWS / (ENTROPY_DRAWS - 1)
-    return _standardize(first, first + mean, variance.clamp_min(0))
+        columns.append(-predictive.log_prob(drawn_y).double() - first)
+    return torch.stack(columns, 1).cpu()
 
 
 def _standardize(observed: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """Return (observed − mean)/std, (N, 1); 0 for a row that is certain and right."""
+    """Return (observed − mean)/std; 0 for a row that is certain and right."""
     score = (observed - mean) / variance.sqrt().clamp_min(MIN_STD)
-    return score.clamp(-MAX_LOG_SCORE, MAX_LOG_SCORE)[:, None].cpu()
+    return score.clamp(-MAX_LOG_SCORE, MAX_LOG_SCORE)

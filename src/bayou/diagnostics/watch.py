@@ -9,6 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from bayou.core import rng
 from bayou.diagnostics.findings import ShiftReport, ShiftTest, Status, Verdict, adjust
 from bayou.diagnostics.input_columns import (
     InputColumn,
@@ -16,8 +17,8 @@ from bayou.diagnostics.input_columns import (
     compare_column,
     describe_mistakes,
 )
+from bayou.diagnostics.permutations import count_permutations
 from bayou.diagnostics.reference import ReferenceRows, check_rows
-from bayou.diagnostics.relation import calibration_tests
 from bayou.diagnostics.row_comparison import MIN_ROWS, PredictsRows, RowComparison
 
 
@@ -123,7 +124,12 @@ def watch(
     ]
     if rows < MIN_ROWS:
         return _too_few(rows, alpha, sentences, is_wrong=bool(mistakes))
-    tests = [test for pair in pairs for test in compare_column(*pair)]
+    draws = count_permutations(2 * len(pairs), levels.columns)
+    tests = [
+        test
+        for number, pair in enumerate(pairs)
+        for test in compare_column(*pair, draws, rng.integer(rng.fold(seed, "column", number)))
+    ]
     tests = adjust(tests, levels.columns)
     relation: Status = "cannot tell"
     reason = "The relation cannot be tested without targets."
@@ -136,7 +142,8 @@ def watch(
         if y is not None:
             relation_tests, relation, reason = comparison.relation(levels.relation, in_order)
             tests += relation_tests
-            tests += adjust(calibration_tests(comparison.new_scores), alpha)
+            if comparison.held is not None:  # else they are those of the relation
+                tests += adjust(comparison.calibration_tests(alpha), alpha)
     is_shifted = bool(mistakes) or _any_significant(tests, "columns", "joint")
     inputs: Status = "shifted" if is_shifted else "as expected"
     verdict = _verdict(inputs, relation)
