@@ -125,15 +125,11 @@ def _log_scores_of_numbers(predictive: Predictive, y: Tensor, seed: rng.Seed) ->
     independent between rows.
     """
     outputs = predictive.outputs
-    rows = torch.arange(outputs.shape[1], device=outputs.device)
-    total = torch.zeros(len(rows), dtype=torch.float64, device=outputs.device)
+    total = torch.zeros(outputs.shape[1], dtype=torch.float64, device=outputs.device)
     squares = torch.zeros_like(total)
     first = -predictive.log_prob(y.to(outputs.dtype)).double()
     for k in range(ENTROPY_DRAWS):
-        draw_seed = rng.fold(seed, "entropy", k)
-        u = rng.uniform(len(rows), (), outputs, rng.fold(draw_seed, "network"))
-        index = (u * len(outputs)).long().clamp_max(len(outputs) - 1)
-        drawn_y = predictive.likelihood.sample(outputs[index, rows], seed=draw_seed)
+        drawn_y = _draw_targets(predictive, rng.fold(seed, "entropy", k))
         # The observed score is a good shift: it avoids the cancellation of large numbers.
         difference = -predictive.log_prob(drawn_y).double() - first
         total += difference
@@ -141,6 +137,22 @@ def _log_scores_of_numbers(predictive: Predictive, y: Tensor, seed: rng.Seed) ->
     mean = total / ENTROPY_DRAWS
     variance = (squares / ENTROPY_DRAWS - mean.square()) * ENTROPY_DRAWS / (ENTROPY_DRAWS - 1)
     return _standardize(first, first + mean, variance.clamp_min(0))
+
+
+def _draw_targets(predictive: Predictive, seed: rng.Seed) -> Tensor:
+    """Draw y once for every row, each from a network of its own: (N, *event)."""
+    outputs = predictive.outputs
+    rows = torch.arange(outputs.shape[1], device=outputs.device)
+    u = rng.uniform(len(rows), (), outputs, rng.fold(seed, "network"))
+    index = (u * len(outputs)).long().clamp_max(len(outputs) - 1)
+    likelihood = predictive.likelihood
+    if not likelihood.needs_all_samples:
+        return likelihood.sample(outputs[index, rows], seed=seed)
+    # The mixture of a row does not depend on the order of its samples. A draw takes one sample for
+    # all rows; after a rotation by a random number it is another one in each row.
+    samples = torch.arange(len(outputs), device=outputs.device)[:, None]
+    rotated = outputs[(samples + index) % len(outputs), rows]
+    return likelihood.mixture_sample(rotated, 1, seed)[0]
 
 
 def _standardize(observed: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
