@@ -136,7 +136,8 @@ def watch(
         if y is not None:
             relation_tests, relation, reason = comparison.relation(levels.relation, in_order)
             tests += relation_tests
-            tests += adjust(calibration_tests(comparison.new_scores), alpha)
+            if comparison.held is not None:  # otherwise they are the tests of the relation
+                tests += adjust(calibration_tests(comparison.new_scores), alpha)
     is_shifted = bool(mistakes) or _any_significant(tests, "columns", "joint")
     inputs: Status = "shifted" if is_shifted else "as expected"
     verdict = _verdict(inputs, relation)
