@@ -79,6 +79,42 @@ def test_the_command_says_what_has_shifted(folder, tmp_path, changes, code, word
     assert "next: bayou" in output
 
 
+def test_targets_in_another_unit_are_named_and_not_to_be_learned(folder, tmp_path):
+    path = write_houses(tmp_path / "new.csv", 60, 3)
+    header, *rows = csv.reader(path.read_text().splitlines())
+    with open(path, "w", newline="") as stream:
+        csv.writer(stream).writerows([header, *([*r, float(y) / 1000] for *r, y in rows)])
+    exit_code, output = command(folder, "--input", path)
+    assert (exit_code, "relation has changed" in output) == (1, True)
+    assert "Column 'price' looks as if it had another unit: its values are about 1,000" in output
+    assert f"next: bayou watch {folder} --input {path}  # after correcting the targets" in output
+    assert "bayou update" not in output
+
+
+def test_the_next_command_updates_only_what_can_be_updated(tmp_path):
+    data = write_houses(tmp_path / "houses.csv", 200, 0)
+    noisy = write_houses(tmp_path / "noisy.csv", 100, 3, noise=4.0)
+    config = Config(str(data), ("laplace-last", "map"), target="price", effort=0.1)
+    run = Run.create(tmp_path / "run", config)
+    run.work()
+    for method, is_updatable in (("laplace-last", True), ("map", False)):
+        _, output = command(run.folder, "--input", noisy, "--method", method)
+        assert "the relation has changed" in output
+        assert (f"next: bayou update {run.folder} --input {noisy}" in output) == is_updatable
+        assert f"--out {run.folder}-new" in output
+
+
+def test_few_held_out_rows_are_not_called_a_comparison(tmp_path):
+    data = write_houses(tmp_path / "houses.csv", 100, 0)
+    run = Run.create(tmp_path / "run", Config(str(data), ("map",), target="price", steps=200))
+    run.work()
+    _, output = command(run.folder, "--input", write_houses(tmp_path / "new.csv", 60, 3))
+    assert "fewer than 50 held-out rows" in output
+    assert output.count("coverage of 90% intervals") == 1
+    assert "Targets, against the predictions alone (p adjusted for 4 tests)" in output
+    assert "held-out rows of similar inputs" not in output
+
+
 def test_few_rows_have_an_exit_code_of_their_own(folder, tmp_path):
     exit_code, output = command(folder, "--input", write_houses(tmp_path / "n.csv", 12, 3))
     assert exit_code == 3

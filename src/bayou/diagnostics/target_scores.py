@@ -142,18 +142,30 @@ def _surprises_of_numbers(predictive: Predictive, y: Tensor, seed: rng.Seed) -> 
     independent between rows.
     """
     outputs = predictive.outputs
-    rows = torch.arange(outputs.shape[1], device=outputs.device)
     first = -predictive.log_prob(y.to(outputs.dtype)).double()
     first = first.clamp_max(MAX_SURPRISE)  # infinite where p(y) underflows
     # The observed score is a good shift: it avoids the cancellation of large numbers.
     columns = [torch.zeros_like(first)]
     for k in range(ENTROPY_DRAWS):
-        draw_seed = rng.fold(seed, "entropy", k)
-        u = rng.uniform(len(rows), (), outputs, rng.fold(draw_seed, "network"))
-        index = (u * len(outputs)).long().clamp_max(len(outputs) - 1)
-        drawn_y = predictive.likelihood.sample(outputs[index, rows], seed=draw_seed)
+        drawn_y = _draw_targets(predictive, rng.fold(seed, "entropy", k))
         columns.append(-predictive.log_prob(drawn_y).double() - first)
     return torch.stack(columns, 1).cpu()
+
+
+def _draw_targets(predictive: Predictive, seed: rng.Seed) -> Tensor:
+    """Draw y once for every row, each from a network of its own: (N, *event)."""
+    outputs = predictive.outputs
+    rows = torch.arange(outputs.shape[1], device=outputs.device)
+    u = rng.uniform(len(rows), (), outputs, rng.fold(seed, "network"))
+    index = (u * len(outputs)).long().clamp_max(len(outputs) - 1)
+    likelihood = predictive.likelihood
+    if not likelihood.needs_all_samples:
+        return likelihood.sample(outputs[index, rows], seed=seed)
+    # The mixture of a row does not depend on the order of its samples. A draw takes one sample for
+    # all rows; after a rotation by a random number it is another one in each row.
+    samples = torch.arange(len(outputs), device=outputs.device)[:, None]
+    rotated = outputs[(samples + index) % len(outputs), rows]
+    return likelihood.mixture_sample(rotated, 1, seed)[0]
 
 
 def _standardize(observed: Tensor, mean: Tensor, variance: Tensor) -> Tensor:

@@ -142,7 +142,7 @@ def watch(
         if y is not None:
             relation_tests, relation, reason = comparison.relation(levels.relation, in_order)
             tests += relation_tests
-            if comparison.held is not None:  # else they are those of the relation
+            if comparison.held is not None:  # otherwise they are the tests of the relation
                 tests += adjust(comparison.calibration_tests(alpha), alpha)
     is_shifted = bool(mistakes) or _any_significant(tests, "columns", "joint")
     inputs: Status = "shifted" if is_shifted else "as expected"

@@ -420,7 +420,7 @@ def watch(
         _watch_stream(watched, rows, alpha, state, every, as_json)
         return
     result = watched.compare(rows, alpha)
-    commands = watching.next_commands(result, watched.run, input)
+    commands = watching.next_commands(result, watched, rows, input)
     print_shift(result, commands, as_json)
     if out is not None:
         from bayou.app.runs.watch_page import write_page

@@ -56,6 +56,7 @@ def write_page(
         tests=sorted(report.tests, key=lambda test: (not test.is_significant, test.adjusted_p)),
         figures=[*_column_figures(watched, rows, report), *_target_figures(watched, rows)],
         commands=commands,
+        has_held_out=any(test.family == "calibration" for test in report.tests),
         name=watched.run.folder.name,
         shapes=SHAPES,
         style=markup((folder / "style.css").read_text(encoding="utf-8")),

@@ -23,6 +23,7 @@ from bayou.data.reading import RawTable, quote_names
 from bayou.data.times import times_of
 from bayou.data.watched import new_columns
 from bayou.diagnostics import InputColumn, ReferenceRows, ShiftReport, watch
+from bayou.diagnostics.input_columns import describe_mistakes
 from bayou.posteriors import Posterior
 
 EXIT_CODES = {"as expected": 0, "cannot tell": 3}  # 1 for every other verdict
@@ -40,6 +41,7 @@ class WatchedRows:
         mistakes: sentences about what is wrong for certain.
         notes: about the rows.
         in_order: whether they are in the order of time.
+        target_findings: sentences about targets that look like mistakes.
     """
 
     x: Tensor | None
@@ -48,6 +50,7 @@ class WatchedRows:
     mistakes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     in_order: bool = False
+    target_findings: tuple[str, ...] = ()
 
 
 @final
@@ -141,7 +144,23 @@ class WatchedRun:
                 "Not every row has a target, so the relation of inputs and target is not tested."
             )
         targets = None if rows.y is None else y
-        return WatchedRows(x, targets, columns, tuple(mistakes), tuple(notes), in_order)
+        findings = () if targets is None else tuple(self._check_targets(targets))
+        return WatchedRows(x, targets, columns, tuple(mistakes), tuple(notes), in_order, findings)
+
+    def _check_targets(self, y: Tensor) -> list[str]:
+        """Return sentences about numbers that look like mistakes, such as another unit."""
+        held_y = self.reference.held_y
+        if self.preprocessor.task != "regression" or held_y is None or y[0].numel() != 1:
+            return []
+        reference, new = (
+            InputColumn(
+                self.run.config.target or "y",
+                values.cpu().double().flatten() * self.preprocessor.y_scale
+                + self.preprocessor.y_mean,
+            )
+            for values in (held_y, y)
+        )
+        return describe_mistakes(reference, new)
 
     def compare(self, rows: WatchedRows, alpha: float = 0.01, seed: int = 0) -> ShiftReport:
         """Compare new rows with those of the run.
@@ -151,7 +170,7 @@ class WatchedRun:
             alpha: the largest probability of a false alarm.
             seed: of draws and permutations.
         """
-        return watch(
+        report = watch(
             self.posterior,
             self.reference,
             rows.x,
@@ -163,6 +182,21 @@ class WatchedRun:
             samples=self.samples,
             seed=seed,
         )
+        return replace(report, findings=(*report.findings, *rows.target_findings))
+
+    def can_learn(self, rows: WatchedRows) -> bool:
+        """Return whether ``bayou update`` can give rows to the posterior.
+
+        Args:
+            rows: new rows with their targets.
+        """
+        if rows.x is None or rows.y is None:
+            return False
+        try:
+            self.posterior.update((rows.x[:1], rows.y[:1]))
+        except ValueError:
+            return False
+        return True
 
 
 def _sort_by(table: RawTable, time: str) -> RawTable:
@@ -176,22 +210,28 @@ def _sort_by(table: RawTable, time: str) -> RawTable:
     return replace(table, columns=columns)
 
 
-def next_commands(report: ShiftReport, run: Run, source: StrPath) -> list[str]:
+def next_commands(
+    report: ShiftReport, watched: WatchedRun, rows: WatchedRows, source: StrPath
+) -> list[str]:
     """Return commands to continue with, each with a comment that says what it does.
 
     Args:
         report: of the new rows.
-        run: the run folder.
+        watched: the posterior and its run.
+        rows: the new rows.
         source: the file with the new rows.
     """
-    folder = shlex.quote(str(run.folder))
+    folder = shlex.quote(str(watched.run.folder))
     file = shlex.quote(str(source))
     predict = f"bayou predict {folder} --input {file}"
     if report.verdict == "the relation has changed":
-        return [
-            f"bayou update {folder} --input {file}  # learn the new rows",
-            f"{run.config.command()} --out {folder}-new  # after adding {file} to its data",
-        ]
+        if rows.target_findings:
+            return [f"bayou watch {folder} --input {file}  # after correcting the targets"]
+        train = watched.run.config.command()
+        commands = [f"{train} --out {folder}-new  # after adding {file} to its data"]
+        if watched.can_learn(rows):
+            commands.insert(0, f"bayou update {folder} --input {file}  # learn the new rows")
+        return commands
     if report.verdict == "inputs have shifted":
         if report.relation == "as expected":
             shifted = "--conformal labeled.csv --conformal-shift covariate"
