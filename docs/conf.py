@@ -4,6 +4,7 @@ the network.
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -40,6 +41,8 @@ exclude_patterns = ["_build", "_generated", "templates"]
 myst_enable_extensions = ["colon_fence", "dollarmath", "deflist"]
 myst_heading_anchors = 3
 
+# Libraries that a documented module imports when it is imported, and that the docs extra lacks.
+autodoc_mock_imports = [name for name in ("sbi",) if importlib.util.find_spec(name) is None]
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"

@@ -6,6 +6,7 @@
     python -m docs.release notes [1.0.0]             print the notes of a release, or the newest
     python -m docs.release recipe dist/bayou-1.0.0.tar.gz    set the SHA-256 of the conda recipe
     python -m docs.release next 1.1.0                begin the changelog of the next release
+    python -m docs.release site docs/_build/html pages    add a built site to those of all versions
 
 ``docs/releasing.md`` says when. The version of the code is ``__version__`` of
 ``src/bayou/__init__.py``, which the build reads; the other files repeat it.
@@ -16,7 +17,9 @@ from __future__ import annotations
 import argparse
 import datetime
 import hashlib
+import json
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +39,17 @@ PLACES = {
 CHANGELOG = "CHANGELOG.md"
 CITATION_DATE = r"^date-released: (\S+)$"
 RECIPE_SHA256 = r"^  sha256: (\S+)$"
+LATEST = "latest"  # the folder of the site of the newest release
+TO_LATEST = f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>bayou</title>
+<meta http-equiv="refresh" content="0; url={LATEST}/index.html">
+</head>
+<body><a href="{LATEST}/index.html">bayou: the site of the newest release</a></body>
+</html>
+"""
 
 
 class ReleaseError(ValueError):
@@ -118,7 +132,7 @@ def check(tag: str | None = None, root: Path = ROOT) -> None:
 
 
 def bump(version: str, date: str | None = None, root: Path = ROOT) -> None:
-    """Set the version and the date in all files.
+    """Set the version and the date in all files; of a version that is set already, the date.
 
     Args:
         version: such as "1.0.0" or "1.0.0rc1".
@@ -132,7 +146,7 @@ def bump(version: str, date: str | None = None, root: Path = ROOT) -> None:
     if not VERSION.fullmatch(version):
         raise ReleaseError(f"got the version {version!r}, expected one like 1.0.0 or 1.0.0rc1")
     before, released = newest_entry(root)
-    if released != UNRELEASED:
+    if released != UNRELEASED and before != version:  # the same version: a new date only
         raise ReleaseError(
             f"the newest entry of {CHANGELOG} is {before} of {released}; add what has changed since "
             f"then: next {version}"
@@ -142,7 +156,7 @@ def bump(version: str, date: str | None = None, root: Path = ROOT) -> None:
         set_value(root, name, pattern, version)
     set_value(root, "CITATION.cff", CITATION_DATE, day)
     text = read(root, CHANGELOG).replace(
-        f"## [{before}] - {UNRELEASED}", f"## [{version}] - {day}", 1
+        f"## [{before}] - {released}", f"## [{version}] - {day}", 1
     )
     (root / CHANGELOG).write_text(text, encoding="utf-8")
 
@@ -210,6 +224,57 @@ def set_recipe(sdist: Path, root: Path = ROOT) -> None:
     set_value(root, "recipe/recipe.yaml", RECIPE_SHA256, digest)
 
 
+def release_order(version: str) -> tuple[int, ...]:
+    """Return what versions are sorted by: 1.0.0a1, 1.0.0b1, 1.0.0rc1, 1.0.0, 1.0.1.
+
+    Args:
+        version: such as "1.0.0rc1".
+    """
+    match = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)(?:(a|b|rc)(\d+))?", version)
+    if match is None:
+        raise ReleaseError(f"got the version {version!r}, expected one like 1.0.0 or 1.0.0rc1")
+    *numbers, stage, count = match.groups()
+    return (*map(int, numbers), ("a", "b", "rc", None).index(stage), int(count or 0))
+
+
+def is_final(version: str) -> bool:
+    """Return whether a version is a release, and no candidate of one."""
+    return re.fullmatch(r"[\d.]+", version) is not None
+
+
+def add_site(built: Path, pages: Path, root: Path = ROOT) -> None:
+    """Add the site of this version to the folder that has the sites of all versions.
+
+    It becomes ``pages/VERSION``; that of the newest release is ``pages/latest``, too. The root has
+    ``versions.json``, which the switch of every version reads, the page of a missing address, a
+    page that leads to ``latest``, and the mark that keeps GitHub from leaving out folders whose
+    names begin with "_".
+
+    Args:
+        built: the folder that Sphinx has written.
+        pages: the folder of all versions; created if it is missing.
+        root: the folder of the project.
+
+    Raises:
+        ReleaseError: if there is no site in ``built``.
+    """
+    version = value_in(root, "src/bayou/__init__.py", PLACES["src/bayou/__init__.py"])
+    if not (built / "index.html").exists():
+        raise ReleaseError(f"{built} has no index.html: build the site with make docs")
+    pages.mkdir(parents=True, exist_ok=True)
+    folders = [path.name for path in pages.iterdir() if VERSION.fullmatch(path.name)]
+    versions = sorted({*folders, version}, key=release_order, reverse=True)
+    newest = next(filter(is_final, versions), versions[0])
+    for folder in (version, LATEST) if version == newest else (version,):
+        shutil.rmtree(pages / folder, ignore_errors=True)
+        shutil.copytree(built, pages / folder, ignore=shutil.ignore_patterns(".*"))
+    entries = [{"name": name, "folder": name} for name in versions]
+    (pages / "versions.json").write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+    (pages / "index.html").write_text(TO_LATEST, encoding="utf-8")
+    shutil.copyfile(pages / LATEST / "404.html", pages / "404.html")
+    (pages / ".nojekyll").touch()
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; an error is one sentence."""
     parser = argparse.ArgumentParser(
@@ -223,6 +288,9 @@ def main(arguments: list[str] | None = None) -> int:
     commands.add_parser("notes").add_argument("value", metavar="VERSION", nargs="?")
     commands.add_parser("recipe").add_argument("value", metavar="SDIST")
     commands.add_parser("check").add_argument("value", metavar="TAG", nargs="?")
+    site = commands.add_parser("site")
+    site.add_argument("value", metavar="BUILT")
+    site.add_argument("pages", metavar="PAGES")
     options = parser.parse_args(arguments)
     actions: dict[str, Callable[[Any], object]] = {
         "bump": bump,
@@ -230,6 +298,7 @@ def main(arguments: list[str] | None = None) -> int:
         "recipe": lambda path: set_recipe(Path(path)),
         "notes": lambda version: sys.stdout.write(notes(version or newest_entry(ROOT)[0])),
         "check": check,
+        "site": lambda built: add_site(Path(built), Path(options.pages)),
     }
     try:
         actions[options.command](options.value)

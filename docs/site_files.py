@@ -1,10 +1,11 @@
 """Parts of the site around its pages: ``llms.txt``, notebooks at fixed addresses, the picture that
-other sites show beside a link, and the versions.
+other sites show beside a link.
 """
 
 from __future__ import annotations
 
 import html
+import json
 import os
 import re
 import shutil
@@ -63,7 +64,10 @@ def write_files(app: Any, exception: Exception | None) -> None:
         return
     out = Path(app.outdir)
     (out / "llms.txt").write_text(llms_text(app), encoding="utf-8")
-    shutil.copyfile(HERE / "versions.json", out / "versions.json")
+    # That of a site on its own; python -m docs.release site writes that of all versions.
+    version = app.config.release
+    versions = json.dumps([{"name": version, "folder": version}])
+    (out / "versions.json").write_text(versions, encoding="utf-8")
     (out / "notebooks").mkdir(exist_ok=True)
     for notebook in (HERE / "gallery").glob("*.ipynb"):
         shutil.copyfile(notebook, out / "notebooks" / notebook.name)

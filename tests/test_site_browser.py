@@ -17,6 +17,7 @@ from urllib.parse import quote_plus, unquote, urlsplit
 import pytest
 from filelock import FileLock
 
+from docs import release
 from tests.test_site import DOCS, RESOURCE
 
 pytestmark = pytest.mark.peers  # Sphinx, Playwright and a browser
@@ -148,6 +149,49 @@ def test_no_page_is_wider_than_a_phone(page, address, site, scheme):
     ):
         page.goto(f"{address}/{name}", wait_until="load")
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), name
+
+
+@pytest.mark.parametrize("paper", ["A4", "Letter"])
+def test_the_poster_is_printed_on_one_page(page, address, paper):
+    page.goto(f"{address}/poster.html", wait_until="networkidle")
+    pdf = page.pdf(format=paper, print_background=True)
+    assert len(re.findall(rb"/Type\s*/Page\b", pdf)) == 1
+
+
+def test_the_switch_of_versions_leads_to_the_same_page_of_another_version(browser, tmp_path):
+    """Two small sites as `python -m docs.release site` puts them beside each other."""
+    for version in ("1.0.0", "1.1.0"):
+        built = tmp_path / "built"
+        (built / "guide").mkdir(parents=True, exist_ok=True)
+        shutil.copytree(DOCS / "static", built / "_static", dirs_exist_ok=True)
+        template = (DOCS / "templates/sidebar/versions.html").read_text(encoding="utf-8")
+        for name, root in (("index", "./"), ("guide/tables", "../"), ("404", "./")):
+            switch = template.replace("{{ content_root }}", root).replace("{{ pagename }}", name)
+            (built / f"{name}.html").write_text(
+                f'<title>{name}</title><script src="{root}_static/site.js"></script>'
+                + switch.replace("{{ release }}", version),
+                encoding="utf-8",
+            )
+        code = tmp_path / "src/bayou/__init__.py"
+        code.parent.mkdir(parents=True, exist_ok=True)
+        code.write_text(f'__version__ = "{version}"\n', encoding="utf-8")
+        release.add_site(built, tmp_path / "pages", tmp_path)
+    handler = partial(Quiet, directory=str(tmp_path / "pages"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as serving:
+        threading.Thread(target=serving.serve_forever, daemon=True).start()
+        home = f"http://127.0.0.1:{serving.server_port}"
+        opened = browser.new_page()
+        opened.goto(f"{home}/")
+        opened.wait_for_url(f"{home}/latest/index.html")
+        opened.goto(f"{home}/latest/guide/tables.html")
+        switch = opened.get_by_label("Version")
+        assert switch.input_value() == "1.1.0"
+        opened.wait_for_function("document.getElementById('version').options.length == 2")
+        switch.select_option("1.0.0")
+        opened.wait_for_url(f"{home}/1.0.0/guide/tables.html")
+        assert opened.get_by_label("Version").input_value() == "1.0.0"
+        opened.close()
+        serving.shutdown()
 
 
 def test_tables_sort_and_filter(page, address):

@@ -7,7 +7,7 @@ each name is imported from.
 
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 if TYPE_CHECKING:
     from bayou import (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import sklearn
 from numpy.testing import assert_allclose, assert_array_equal
-from sklearn.model_selection import GroupKFold, cross_validate
+from sklearn.model_selection import GridSearchCV, GroupKFold, cross_validate
 
 import bayou
 from bayou.adapters.sklearn import BayesClassifier, BayesRegressor
@@ -36,6 +36,19 @@ def test_metadata_is_routed_to_fit() -> None:
     # Thirty rows of three groups of ten: whole groups are held out.
     assert [len(fold.held_y_) for fold in result["estimator"]] == [10, 10]
     assert (result["test_score"] > 0.5).all()
+
+
+def test_a_grid_search_routes_groups_to_its_folds_and_to_the_last_fit() -> None:
+    groups = np.arange(60) // 10
+    model = BayesRegressor("map", likelihood=NOISE, conformal=0.3, **QUICK)
+    with sklearn.config_context(enable_metadata_routing=True):
+        model.set_fit_request(groups=True, times=False)
+        search = GridSearchCV(model, {"prior": [0.5, 1.0]}, cv=GroupKFold(2), error_score="raise")
+        search.fit(X, X[:, 0], groups=groups)
+        with pytest.raises(TypeError, match=r"Unexpected args: \{'sample_weight'\} in fit"):
+            model.set_fit_request(sample_weight=True)
+    assert len(search.best_estimator_.held_y_) == 20  # two whole groups of six
+    assert search.best_score_ > 0.5
 
 
 @pytest.mark.peers

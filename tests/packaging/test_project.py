@@ -125,7 +125,10 @@ def test_the_version_is_in_one_place():
 
 def test_addresses_are_those_of_one_repository():
     assert set(PROJECT["urls"]) == {"Homepage", "Documentation", "Source", "Issues", "Changelog"}
-    for address in PROJECT["urls"].values():
+    for name, address in PROJECT["urls"].items():
+        if name == "Documentation":  # the site that the workflow publishes
+            assert address == "https://bayou-ml.github.io/bayou/latest/"
+            continue
         assert address.startswith(HOME)
         _, _, path = address.partition("/main/")
         assert (ROOT / path).exists()
@@ -172,6 +175,14 @@ def test_the_page_of_supported_versions_says_what_pyproject_says():
     lower = dict(line.split(">=") for line in PROJECT["dependencies"] if ">=" in line)
     assert f"| torch | {lower['torch']} to the newest |" in page
     assert f"| numpy | {lower['numpy']} |" in page
+
+
+def test_the_page_of_extras_has_each_extra_of_users_and_its_weight():
+    page = read("docs/extras.md")
+    (others,) = re.findall(r"The extras (.+) are for work on bayou itself", page)
+    users = set(PROJECT["optional-dependencies"]) - set(re.findall(r"`(\w+)`", others))
+    for name in users:
+        assert len(re.findall(rf"^\| `{name}` \|", page, re.MULTILINE)) == 2, name
 
 
 def test_good_first_issues_point_to_files_that_are_there():
