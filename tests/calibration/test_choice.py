@@ -124,3 +124,4 @@ def test_few_rows_and_other_names_are_refused():
     result = bayou.calibrate(posterior, (x[40:70], y[40:70]))
     assert result.fresh is None
     assert "these rows" in result.describe()
+    assert result.describe().startswith(f"temperature {result.temperature:.3g}; NLL")

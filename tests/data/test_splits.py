@@ -136,6 +136,17 @@ def test_unusable_columns_are_errors(visits: Path, options: dict[str, Any], word
         load(visits, target="y", **options)
 
 
+def test_large_errors_have_no_exponent() -> None:
+    rows = EncodedRows(np.zeros((2, 1)), np.zeros((2, 1)))
+    assert rows.format(25842.3) == "25,842"
+    assert rows.format(0.16664) == "0.1666"
+
+
+def test_columns_in_one_option_are_an_error_that_says_so(visits: Path) -> None:
+    with refused("'patient_id, day'; give the option once for each column; its columns are"):
+        load(visits, target="y", drop=["patient_id, day"])
+
+
 @pytest.mark.parametrize("option", ["group", "split_by_time"])
 def test_two_groups_or_times_are_too_few(tmp_path: Path, option: str) -> None:
     path = write_rows(tmp_path / "t.csv", "g a y", [(i % 2, i, i / 3) for i in range(60)])

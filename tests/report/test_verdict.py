@@ -96,16 +96,15 @@ def test_the_first_sentence_about_classes():
     ]
     sentences = verdict(Results(results, {"ood": "letters"}, {}))
     assert sentences[0] == (
-        "MNF is right in 92 of 100 test cases; if the least certain 20 % are set aside, in 98 of "
-        "100, but in telling letters from test data it is last of 3 methods (AUROC 0.800, MAP "
-        "0.870)."
+        "MNF is right in 92 % of the test cases; if the least certain 20 % are set aside, in 98 %, "
+        "but in telling letters from test data it is last of 3 methods (AUROC 0.800, MAP 0.870)."
     )
     assert sentences[1].startswith("MNF is the best by NLL (0.300")
     flag = {"name": "converged", "status": "warning", "text": "words"}
     result = score_classifier("MNF", 0.3, 0.997, 0.9, 0.8, checks=[flag])
     assert verdict(Results([result], {}, {}))[0] == (
-        "MNF is right in more than 99 of 100 test cases; if the least certain 20 % are set aside, "
-        "it is not right more often (90 of 100). Use it with care: it may not have converged."
+        "MNF is right in more than 99 % of the test cases; if the least certain 20 % are set "
+        "aside, it is not right more often (90 %). Use it with care: it may not have converged."
     )
     result = score_classifier("MNF", 0.1, 1.0, 1.0, 0.8)
     assert verdict(Results([result], {}, {}))[0] == "MNF is right in all test cases."
@@ -129,5 +128,5 @@ def test_the_first_sentence_about_numbers(error, is_significant):
     advantage = ", but a linear model has the better RMSE (3.0000, linear 2.5000)"
     assert verdict(Results([result], facts, {}))[0] == (
         "The typical error of Laplace is 1.26M in price (4M for a constant prediction); its 90 % "
-        f"intervals contained 88 of 100 test values{advantage if is_significant else ''}."
+        f"intervals contained 88 % of the test values{advantage if is_significant else ''}."
     )

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bayou.app.cli.app import app
+from bayou.app.runs.evaluation import evaluate_run
 from bayou.app.runs.folder import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -57,6 +58,27 @@ def test_a_map_changes_the_run_and_none_restores_it(run):
     assert result.exit_code == 0, result.output
     restored = json.loads((job / "result.json").read_text())["metrics"]
     assert restored["nll"] == pytest.approx(scores["nll"])
+
+
+def test_the_nll_is_in_the_units_of_the_file(run):
+    assert calibrate(run, "--map", "none").exit_code == 0
+    ((scores,), _) = evaluate_run(run / "run", run / "held.csv")
+    assert calibrate(run, "--map", "temperature").exit_code == 0
+    record = json.loads((run / "run" / "map-0" / "calibration.json").read_text())
+    assert record["before"] == pytest.approx(scores["nll"], rel=1e-5)
+    ((scores,), _) = evaluate_run(run / "run", run / "held.csv")
+    assert record["after"] == pytest.approx(scores["nll"], rel=1e-5)
+
+
+def test_a_temperature_of_another_unit_is_a_note(run):
+    x, y = np.split(np.loadtxt(run / "held.csv", delimiter=",", skiprows=1), [2], axis=1)
+    rows = np.c_[x, 20 * y]
+    np.savetxt(run / "other.csv", rows, delimiter=",", header="a,b,y", comments="")
+    result = calibrate(run, "--map", "temperature", rows="other.csv")
+    assert result.exit_code == 0, result.output
+    assert "are they in the units of the training rows?" in " ".join(result.output.split())
+    result = calibrate(run, "--map", "temperature")
+    assert "units of the training rows" not in " ".join(result.output.split())
 
 
 def test_training_rows_and_other_maps_are_refused(run):

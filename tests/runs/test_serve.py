@@ -196,11 +196,11 @@ def test_metrics_are_text_of_prometheus(runs):
         (422, {"rows": [ROW, 3]}, "row 2 is not an object"),
         (422, {"rows": [{"heigth": 1}]}, "'heigth', which is not a column.*did you mean 'height'"),
         (422, {"rows": [{"height": [1]}]}, "'height' of row 1 is neither a number"),
-        (422, {"rows": [{"color": "red"}]}, "no column 'height'"),
+        (422, {"rows": [{"color": "red"}]}, "no row has 'height'; .* null is a missing value"),
         (422, b'{"rows": [{"height": 1e999}]}', "too large for a number: inf"),
         (422, b'{"rows": [{"height": 1%s}]}' % (b"0" * 400), "too large for a number: 1000"),
         (422, b'{"rows": [{"height": %s}]}' % (b"[" * 400 + b"]" * 400), "neither a number nor"),
-        (422, {"rows": [[1, "red"]]}, "numbers only, and as many in each"),
+        (422, {"rows": [[1, "red"]]}, "numbers only, and as many in each; send rows with text"),
         (422, b'{"rows": [[1e999, 1]]}', "finite numbers"),
     ],
 )

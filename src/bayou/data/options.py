@@ -86,6 +86,9 @@ def find_column(table: RawTable, name: str) -> str:
     """
     if name not in table.columns:
         suggestion = nearest(name, list(table.columns))
+        parts = [part.strip() for part in name.split(",")]
+        if len(parts) > 1 and all(part in table.columns for part in parts):
+            suggestion = "; give the option once for each column"
         message = (
             f"{table.name} has no column {name!r}{suggestion}; its columns are "
             f"{quote_names(table.columns)}. {' '.join(table.notes)}"

@@ -28,6 +28,7 @@ MAX_REFERENCE_COLUMNS: Final = 500
 MAX_REFERENCE_CLASSES: Final = 50
 NEIGHBORS: Final = 5
 REFERENCE_SPLITS: Final = 5  # random ones, whose mean is compared
+MAX_PLAIN: Final = 1e9  # errors that are written without an exponent
 SIMILAR: Final = 0.05  # relative difference of errors that is called about the same
 
 
@@ -71,7 +72,9 @@ class EncodedRows:
         Args:
             error: of ``error``.
         """
-        return f"{error:.1f} %" if self.is_classification else f"{error:.4g}"
+        if self.is_classification:
+            return f"{error:.1f} %"
+        return f"{error:,.0f}" if 1e4 <= error < MAX_PLAIN else f"{error:.4g}"
 
 
 @final

@@ -78,7 +78,9 @@ class Calibration:
     def describe(self) -> str:
         """Return a sentence that says what was learned, and what it changes."""
         name = "no map (predictions stay as they are)" if self.map == IDENTITY else self.map
-        if self.map == "temperature" or (self.map != IDENTITY and self.temperature != 1.0):
+        if self.map == "temperature":
+            name = f"temperature {self.temperature:.3g}"
+        elif self.map != IDENTITY and self.temperature != 1.0:
             name = f"{name}, temperature {self.temperature:.3g}"
         if self.fresh is None:
             return f"{name}; NLL of these rows {self.before:.4f} before, {self.after:.4f} after"

@@ -83,7 +83,7 @@ def _expect_classes(results: Results, best: str) -> str | None:
         return None
     if accuracy.value == 1:
         return f"{best} is right in all test cases"
-    right = f"{best} is right in {of_hundred(accuracy.value)} test cases"
+    right = f"{best} is right in {percentage(accuracy.value)} of the test cases"
     accuracies = [_accuracy_of_kept(result) for result in results.of(best)]
     known = [value for value in accuracies if value is not None]
     if not known:
@@ -91,8 +91,8 @@ def _expect_classes(results: Results, best: str) -> str | None:
     kept_accuracy = fmean(known)
     share = f"if the least certain {SET_ASIDE_SHARE:.0%} are set aside".replace("%", " %")
     if kept_accuracy <= accuracy.value:
-        return f"{right}; {share}, it is not right more often ({of_hundred(kept_accuracy)})"
-    return f"{right}; {share}, in {of_hundred(kept_accuracy)}"
+        return f"{right}; {share}, it is not right more often ({percentage(kept_accuracy)})"
+    return f"{right}; {share}, in {percentage(kept_accuracy)}"
 
 
 def _accuracy_of_kept(result: Result) -> float | None:
@@ -120,7 +120,7 @@ def _expect_numbers(results: Results, best: str) -> str | None:
     intervals = f"{NOMINAL_COVERAGE:.0%} intervals".replace("%", " %")
     return (
         f"The typical error of {best} is {_in_data_units(error)} in {target}{constant}; its "
-        f"{intervals} contained {of_hundred(coverage.value)} test values"
+        f"{intervals} contained {percentage(coverage.value)} of the test values"
     )
 
 
@@ -216,18 +216,18 @@ def _in_data_units(value: float) -> str:
     return format_number(value, 3)[0]
 
 
-def of_hundred(share: float) -> str:
-    """Return a share in words: "92 of 100", but never "100 of 100" for less than all.
+def percentage(share: float) -> str:
+    """Return a share in words: "92 %", but never "100 %" for less than all.
 
     Args:
         share: from 0 to 1.
     """
     count = round(100 * share)
     if count == 100 and share < 1:
-        return "more than 99 of 100"
+        return "more than 99 %"
     if count == 0 and share > 0:
-        return "fewer than 1 of 100"
-    return f"{count} of 100"
+        return "less than 1 %"
+    return f"{count} %"
 
 
 def _comparison(results: Results, best: str, nll: Average) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import math
+from dataclasses import asdict, replace
 from typing import Any
 
 from torch import Tensor
@@ -20,6 +21,7 @@ from bayou.posteriors import Posterior
 from bayou.training.rows import check_held_out
 
 CALIBRATION_FILE = "calibration.json"  # in the folder of a job
+MAX_USUAL_TEMPERATURE = 5.0  # of numbers, above which a note asks for their units
 
 
 def calibrate_run(
@@ -71,6 +73,15 @@ def calibrate_run(
             seed=0,
             train=None if data is None else data.train,
         )
+        if preprocessor.task == "regression" and result.temperature > MAX_USUAL_TEMPERATURE:
+            notes.append(
+                f"A temperature of {result.temperature:.3g} means that the targets are farther "
+                "from the predictions than the posterior expects by about this factor: are they "
+                f"in the units of the training rows? `bayou calibrate {run.folder} --input "
+                f"{source} --map none` undoes it."
+            )
+        if preprocessor.task == "regression" and run.config.observed is None:
+            result = _in_data_units(result, preprocessor.y_scale)
         posterior.save(run.job_folder(job) / "posterior.bayou")
         record = {"rows": len(y), "source": str(source)} | asdict(result)
         if result.fresh is not None:
@@ -82,6 +93,20 @@ def calibrate_run(
             notes += _note_test_rows((x, y), data)
             _evaluate_again(run, job, posterior, data, result)
     return [*notes, f"{job.name}: {result.describe()}"]
+
+
+def _in_data_units(calibration: Calibration, y_scale: float) -> Calibration:
+    """Return the NLL of standardized targets as that of targets in the units of the file."""
+    shift = math.log(y_scale)
+    fresh = calibration.fresh
+    if fresh is not None:
+        fresh = fresh._replace(before=fresh.before + shift, after=fresh.after + shift)
+    return replace(
+        calibration,
+        before=calibration.before + shift,
+        after=calibration.after + shift,
+        fresh=fresh,
+    )
 
 
 def _available_data(run: Run) -> DataSet | None:

@@ -241,9 +241,10 @@ class Service:
         try:
             array = np.array(rows, dtype=np.float64)
         except (TypeError, ValueError, OverflowError):
-            raise ValueError(
-                "rows that are lists must have numbers only, and as many in each"
-            ) from None
+            message = "rows that are lists must have numbers only, and as many in each"
+            if isinstance(self.preprocessor, TablePreprocessor):
+                message += '; send rows with text as objects, {"column": "text"}'
+            raise ValueError(message) from None
         accepts_null = isinstance(self.preprocessor, TablePreprocessor)
         if np.isinf(array).any() or (np.isnan(array).any() and not accepts_null):
             raise ValueError("rows that are lists must have finite numbers; a pixel cannot be null")
@@ -269,6 +270,12 @@ class Service:
             names |= dict.fromkeys(row)
         if not names:
             raise ValueError(f"the rows are empty; each needs {expected}")
+        missing = [name for name in inputs if name not in names]
+        if missing:
+            raise ValueError(
+                f"no row has {quote_names(missing)}; a row has {expected}, where null is a missing "
+                "value"
+            )
         return {name: [row.get(name) for row in rows] for name in names}
 
     def _predictions(self, x: Tensor, level: float) -> list[JSON]:
