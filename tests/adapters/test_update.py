@@ -41,6 +41,17 @@ def test_forgetting_is_passed_on():
     assert model.posterior_.updates.kept == 0.5
 
 
+def test_rows_held_out_for_a_guarantee_are_neither_learned_nor_removed():
+    model = regressor().fit(X[:40], Y[:40]).conformalize(X[40:60], Y[40:60])
+    for change in (model.update, model.downdate):
+        with pytest.raises(ValueError, match="20 of 20 held-out rows are also training rows"):
+            change(X[40:], Y[40:])
+    assert model.posterior_.target.n == 40
+    model.update(X[60:], Y[60:])
+    lower, upper = model.predict_interval(X[60:], level=0.8, conformal=True)
+    assert (lower < upper).all()
+
+
 def test_new_rows_of_an_estimator_are_checked():
     model = regressor().fit(X[:40], Y[:40])
     with pytest.raises(ValueError, match="features"):

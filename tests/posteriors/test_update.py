@@ -12,6 +12,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import bayou
+from bayou.calibration import QuantileMap
 from bayou.posteriors import GaussianPosterior, Guided, WidePosterior
 
 F64 = torch.float64
@@ -457,6 +458,18 @@ def test_the_joint_density_of_rows_from_draws_is_that_of_the_closed_form():
     assert abs(float(ratio.mean()) - 1) < 5 * error
     by_draws = super(GaussianPosterior, posterior.using("linearized")).log_predictive_density(few)
     assert by_draws == pytest.approx(exact, abs=6 * error)
+
+
+def test_the_density_of_rows_is_that_of_the_calibrated_prediction():
+    """A map of quantile levels changes it; given one, rows are taken as independent."""
+    posterior = exact_fit(ORDER[:11])
+    before = posterior.log_predictive_density(some(ORDER[11:14]))
+    knots, values = torch.tensor([[0.0, 0.5, 1.0], [0.0, 0.2, 1.0]], dtype=F64)
+    posterior.calibration_map = QuantileMap(knots, values)
+    x, y = some(ORDER[11:14])
+    expected = float(posterior.predict(x).log_prob(y).sum())
+    assert posterior.log_predictive_density((x, y)) == pytest.approx(expected, abs=0.3)
+    assert abs(posterior.log_predictive_density((x, y)) - before) > 0.1
 
 
 @pytest.mark.slow

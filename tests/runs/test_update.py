@@ -7,12 +7,14 @@ import json
 import os
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from bayou.app.runs import staging, update as update_module
+from bayou.app.runs.calibration import calibrate_run
 from bayou.app.runs.config import Config
 from bayou.app.runs.evaluation import evaluate_run
 from bayou.app.runs.folder import Run, RunError
@@ -195,6 +197,41 @@ def test_rows_that_were_learned_are_removed_and_others_are_not(run, new, tmp_pat
         update_run(run.folder, table, remove=True, force=True)
 
 
+def test_training_rows_of_a_fit_that_held_some_out_are_not_removed(run, new, tmp_path):
+    """A fit to many rows holds some out for good: a removal of these would be of rows not in it."""
+    posterior, _, job = run.posterior("laplace-last")
+    rows = len(run.load_data().train[0])
+    assert posterior.target.n == rows
+    posterior.target = replace(posterior.target, n=rows - 10)
+    posterior.save(run.job_folder(job) / "posterior.bayou")
+    header, *lines = Path(run.config.data).read_text().splitlines()
+    messages = []
+    for line in lines[:6]:  # training rows, and perhaps a test row
+        (tmp_path / "one.csv").write_text(f"{header}\n{line}\n")
+        with pytest.raises(RunError) as caught:
+            update_run(run.folder, tmp_path / "one.csv", remove=True)
+        messages.append(str(caught.value))
+    assert any(f"held out 10 of the {rows} training rows" in message for message in messages)
+    path, _, _ = update_run(run.folder, new)
+    update_run(path, new, remove=True)  # rows of an update are known to be in it
+
+
+def test_rows_that_an_update_learned_neither_calibrate_nor_guarantee(run, new, tmp_path):
+    """They are not in the training file, but the posterior is better on them than on others."""
+    path, _, _ = update_run(run.folder, new)
+    message = "30 of 30 rows of .*new.csv were learned by `bayou update`"
+    with pytest.raises(RunError, match=message):
+        calibrate_run(path, new)
+    options = {"conformal": new, "level": 0.8}
+    with pytest.raises(RunError, match=message):
+        write_predictions(path, new, tmp_path / "out.csv", **options)
+    others = write_flats(tmp_path / "others.csv", 30, seed=9)
+    calibrate_run(path, others)
+    write_predictions(path, new, tmp_path / "out.csv", **options | {"conformal": others})
+    without, _, _ = update_run(path, new, remove=True)  # which it no longer knows
+    write_predictions(without, others, tmp_path / "out-2.csv", **options)
+
+
 def test_rows_that_are_known_and_rows_that_are_not_expected_have_notes(run, new, tmp_path):
     path, _, notes = update_run(run.folder, new, method="laplace-last")
     assert notes == []
@@ -219,7 +256,11 @@ def test_what_cannot_be_done_is_one_sentence_and_nothing_is_written(run, new, tm
     cases = [
         ({"source": unlabeled}, "has no target column 'price'"),
         ({"source": narrow}, "has no column 'heating', 'built'"),
-        ({"method": "map"}, "map-0: .*cannot be updated.*names laplace-last, vbll.*wide"),
+        (
+            {"method": "map"},
+            "map-0: .*cannot be updated.*To fit laplace-last again to old and new rows, "
+            f"`bayou label {run.folder} --labeled {new}`.*posteriors of laplace-last, vbll.*wide",
+        ),
         ({"method": "mnf"}, "no finished mnf"),
         ({"out": tmp_path / "taken"}, "taken already exists"),
         ({"out": tmp_path / "missing" / "run"}, "does not exist; create it first"),
@@ -326,11 +367,11 @@ def test_numbers_learn_new_rows_and_exact_methods_lose_them(method, tmp_path, ne
     is_exact = method in (*update_module.EXACT_METHODS, update_module.EXACT_METHOD_OF_NUMBERS)
     if not is_exact:
         names = "laplace-last, vbll, wide"
-        with pytest.raises(RunError, match=f"can lose rows, with the names {names}"):
+        with pytest.raises(RunError, match=f"posteriors of {names} can lose rows"):
             update_run(path, new, remove=True, force=True)
         return
     if method == "wide":
-        with pytest.raises(RunError, match="names laplace-last, vbll, laplace, ffg$"):
+        with pytest.raises(RunError, match="of laplace-last, vbll, laplace, ffg can be updated$"):
             update_run(path, new, forget=0.9, force=True)
     update_run(path, new, remove=True, force=True)
     x, _ = rows_of(run, new)

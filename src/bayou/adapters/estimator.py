@@ -50,6 +50,7 @@ from bayou.select.recipes import Standardized
 from bayou.select.settings import DEFAULT_METHOD, TRAINING
 from bayou.training.blocks import Blocks
 from bayou.training.data import Rows
+from bayou.training.rows import check_held_out
 from bayou.training.seeds import part_seed
 
 with extra("lab", "A scikit-learn estimator"):
@@ -506,9 +507,13 @@ class BayesEstimator(ConformalRows, BaseEstimator, Training):  # type: ignore[mi
             The estimator itself, with another ``posterior_``.
 
         Raises:
-            ValueError: for a method that cannot be updated, and for rows that do not suit the fit.
+            ValueError: for a method that cannot be updated, for rows that do not suit the fit, and
+                for rows that are held out for a conformal guarantee.
         """
-        self.posterior_ = self._fitted_posterior().update(self._new_rows(X, y), forget=forget)
+        posterior = self._fitted_posterior()
+        rows = self._new_rows(X, y)
+        self._check_not_held_out(rows)
+        self.posterior_ = posterior.update(rows, forget=forget)
         return self
 
     def downdate(self, X: ArrayLike, y: ArrayLike) -> Self:
@@ -522,10 +527,19 @@ class BayesEstimator(ConformalRows, BaseEstimator, Training):  # type: ignore[mi
             The estimator itself, with another ``posterior_``.
 
         Raises:
-            ValueError: where that is not exact, or the rows were not in the posterior.
+            ValueError: where that is not exact, or the rows were not in the posterior, such as
+                those held out for a conformal guarantee.
         """
-        self.posterior_ = self._fitted_posterior().downdate(self._new_rows(X, y))
+        posterior = self._fitted_posterior()
+        rows = self._new_rows(X, y)
+        self._check_not_held_out(rows)
+        self.posterior_ = posterior.downdate(rows)
         return self
+
+    def _check_not_held_out(self, rows: tuple[Tensor, Tensor]) -> None:
+        """Raise a ValueError if rows to learn or to remove are held out for a guarantee."""
+        if hasattr(self, "held_x_"):
+            check_held_out((self._inputs(self.held_x_), self._targets(self.held_y_)), rows)
 
     def _fitted_posterior(self) -> Posterior:
         """Return the fitted posterior; an error if there is none."""

@@ -398,12 +398,13 @@ class GaussianPosterior(Posterior):
     def log_predictive_density(self, data: object) -> float:
         """Compute log p(y | x, D) of further rows together; see the base class.
 
-        It has a closed form for Gaussian noise without a temperature.
+        It has a closed form for Gaussian noise without a calibration.
 
         Args:
             data: the rows.
         """
-        if not self.target.likelihood.is_gaussian or self.temperature != 1.0:
+        is_calibrated = self.temperature != 1.0 or self.calibration_map is not None
+        if not self.target.likelihood.is_gaussian or is_calibrated:
             return super().log_predictive_density(data)
         return add_data(self._gaussian_state(), self._linearized_model(), data, 1.0).log_density
 

@@ -283,7 +283,9 @@ class Posterior(ABC):
     def log_predictive_density(self, data: object) -> float:
         """Compute log p(y_new | x_new, D) of further rows together, in nats.
 
-        By default log 1/S Σ_s Π_n p(y_n | x_n, w_s) over 1,000 draws, or all if there are fewer.
+        By default log 1/S Σ_s Π_n p(y_n | x_n, w_s) over 1,000 draws, or all if there are fewer. A
+        calibration map of quantile levels knows the density of each row alone, and rows are then
+        taken as independent.
 
         Args:
             data: the rows, as ``bayou.fit`` takes them.

@@ -468,7 +468,8 @@ class WidePosterior(Posterior):
             data: the rows.
         """
         units = self._units
-        if (units is not None and units.target is not None) or self.temperature != 1.0:
+        is_calibrated = self.temperature != 1.0 or self.calibration_map is not None
+        if (units is not None and units.target is not None) or is_calibrated:
             return super().log_predictive_density(data)
         rows, targets = self._rows_of_fit(data)
         wide = self.wide.with_buffers({"rows": rows, "targets": targets})

@@ -12,6 +12,7 @@ import bayou
 from bayou.app.runs.folder import Run, RunError
 from bayou.app.runs.jobs import Job
 from bayou.app.runs.json_files import write_json
+from bayou.app.runs.learned_rows import check_not_learned
 from bayou.app.runs.predictions import requested_samples
 from bayou.core.files import StrPath
 from bayou.data import DataSet
@@ -52,7 +53,8 @@ def calibrate_run(
         Sentences: notes about the rows, and what was learned.
 
     Raises:
-        RunError: the run has no such posterior, or the file no targets.
+        RunError: the run has no such posterior, or the file no targets or rows that an update of
+            the run learned.
         ValueError: rows of the file are training rows, or too few for the map.
     """
     check_map(map)
@@ -63,6 +65,7 @@ def calibrate_run(
         if rows.y is None:
             raise RunError(f"{source} has no target, which a calibration needs")
         x, y = run.convert(rows.x, rows.y)
+        check_not_learned(run, x, y, source)
         notes = [*run.describe_interruption(job, posterior), *rows.notes]
         data = _available_data(run)
         result = bayou.calibrate(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 import bayou
 from bayou.app.runs.folder import Run, RunError
+from bayou.app.runs.learned_rows import check_not_learned
 from bayou.core.files import StrPath
 from bayou.core.progress import spell
 from bayou.data import reading
@@ -117,7 +118,7 @@ def fit_guarantee(
         samples: number of averaged networks.
 
     Raises:
-        RunError: for a missing target or column of groups.
+        RunError: for a missing target or column of groups, and for rows that an update learned.
     """
     source = request.source
     if source is None:
@@ -126,6 +127,7 @@ def fit_guarantee(
     if held_out_rows.y is None:
         raise RunError("conformal rows need the target column")
     x, y = run.convert(held_out_rows.x, held_out_rows.y)
+    check_not_learned(run, x, y, source)
     new_x = None
     held_out_groups = None
     new_groups = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +10,10 @@ from typing import final
 from torch import Tensor
 
 from bayou.app.runs.folder import Run, RunError
+from bayou.app.runs.learned_rows import learned_by_updates, row_digests
 from bayou.app.runs.predictions import network_dtype
 from bayou.data import DataSet
 from bayou.posteriors import Posterior
-
-DIGEST_BYTES = 8  # of a row in updates.json
 
 
 @final
@@ -57,34 +55,6 @@ class NewRows:
         return f"{count} were learned after the fit{factor}."
 
 
-def row_digests(x: Tensor, y: Tensor) -> list[str]:
-    """Return a digest of every row; numbers are compared in float32.
-
-    Args:
-        x: inputs, (N, ...).
-        y: targets, (N, ...).
-    """
-    columns = [
-        (values.float() if values.is_floating_point() else values.long()).cpu().numpy()
-        for values in (x, y)
-    ]
-    return [
-        hashlib.blake2b(
-            b"".join(cell.tobytes() for cell in row), digest_size=DIGEST_BYTES
-        ).hexdigest()
-        for row in zip(*columns, strict=True)
-    ]
-
-
-def _learned_rows(run: Run, data: DataSet) -> Counter[str]:
-    """Count the rows that the posteriors of a run have learned: training rows and updates."""
-    learned = Counter(row_digests(*data.train))
-    for record in run.updates():
-        digests = Counter(record["rows"])
-        learned = learned - digests if record["removed"] else learned + digests
-    return learned
-
-
 def check_known_rows(run: Run, new_rows: NewRows, data: DataSet | None) -> list[str]:
     """Compare the rows of an update with those that a run has learned.
 
@@ -102,7 +72,7 @@ def check_known_rows(run: Run, new_rows: NewRows, data: DataSet | None) -> list[
     if data is None:
         return []
     digests = Counter(row_digests(new_rows.x, new_rows.y))
-    learned = _learned_rows(run, data)
+    learned = learned_by_updates(run, Counter(row_digests(*data.train)))
     unknown_count = (digests - learned).total()
     if new_rows.remove:
         if unknown_count:
@@ -127,3 +97,29 @@ def check_known_rows(run: Run, new_rows: NewRows, data: DataSet | None) -> list[
             "test rows are too good from now on."
         )
     return notes
+
+
+def check_rows_of_fit(
+    run: Run, posterior: Posterior, new_rows: NewRows, data: DataSet | None
+) -> None:
+    """Raise a ValueError if rows to remove may be training rows that a fit has held out.
+
+    A fit to many rows holds some of them out for good; which ones is not in the file.
+
+    Args:
+        run: the run folder.
+        posterior: of the run.
+        new_rows: the rows of the update.
+        data: the data of the run; None if they are gone, and then nothing is compared.
+    """
+    if not new_rows.remove or data is None:
+        return
+    updates = posterior.updates
+    rows = len(data.train[1])
+    held_out_count = rows - (posterior.target.n - updates.added + updates.removed)
+    digests = Counter(row_digests(new_rows.x, new_rows.y))
+    if held_out_count > 0 and digests - learned_by_updates(run, Counter()):
+        raise ValueError(
+            f"its fit held out {held_out_count:,} of the {rows:,} training rows, and the file does "
+            "not say which, so that only rows of earlier updates can be removed exactly"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import time
 from contextlib import nullcontext
@@ -14,11 +15,12 @@ import torch
 from bayou.app.runs.folder import LOCK, UPDATES, Run, RunError
 from bayou.app.runs.jobs import Job
 from bayou.app.runs.json_files import write_json
-from bayou.app.runs.new_rows import NewRows, check_known_rows, row_digests
+from bayou.app.runs.learned_rows import row_digests
+from bayou.app.runs.new_rows import NewRows, check_known_rows, check_rows_of_fit
 from bayou.app.runs.predictions import ROWS_PER_BATCH, network_dtype, requested_samples
 from bayou.app.runs.staging import staged_folder
 from bayou.core.files import StrPath
-from bayou.data import DataSet
+from bayou.data import DataSet, is_path
 from bayou.data.preprocess import PreparedRows
 from bayou.metrics import row_nll
 from bayou.posteriors import Posterior
@@ -141,7 +143,7 @@ def update_run(
         new_rows, notes = _prepare_rows(run, rows, str(source), forget, remove)
         data = _load_data(run, notes)
         notes += check_known_rows(run, new_rows, data)
-        updates, reasons = _update_jobs(run, jobs, new_rows)
+        updates, reasons = _update_jobs(run, jobs, new_rows, data)
         if not updates:
             raise RunError(_describe_refusals(run, reasons, new_rows))
         notes += _describe_updates(updates, reasons, new_rows, in_place=force)
@@ -216,7 +218,7 @@ def _load_data(run: Run, notes: list[str]) -> DataSet | None:
 
 
 def _update_jobs(
-    run: Run, jobs: list[Job], new_rows: NewRows
+    run: Run, jobs: list[Job], new_rows: NewRows, data: DataSet | None
 ) -> tuple[list[JobUpdate], dict[str, str]]:
     """Update the posteriors of jobs, and return the reasons of those that refuse, by name."""
     updates = []
@@ -226,6 +228,7 @@ def _update_jobs(
         surprise = _measure_surprise(run, posterior, new_rows)
         started = time.perf_counter()
         try:
+            check_rows_of_fit(run, posterior, new_rows, data)
             updated = new_rows.apply(posterior)
         except ValueError as error:
             reasons[job.name] = str(error)
@@ -267,13 +270,27 @@ def _describe_refusals(run: Run, reasons: dict[str, str], new_rows: NewRows) -> 
         names = list(EXACT_METHODS) if is_regression else []
     if is_regression and new_rows.forget is None:
         names.append(EXACT_METHOD_OF_NUMBERS)
-    if not names:
-        return f"{sentences}. Fit again without these rows"
-    verb = "lose rows" if new_rows.remove else "be updated"
-    return (
-        f"{sentences}. On the command line posteriors of `bayou train DATA --method NAME` can "
-        f"{verb}, with the names {', '.join(names)}"
-    )
+    refused = {name.rpartition("-")[0] for name in reasons}  # a mixture with the mode, for example
+    names = [name for name in names if name not in refused]
+    ways = []
+    if not new_rows.remove and is_path(run.config.data):
+        command = shlex.join(["bayou", "label", str(run.folder), "--labeled", new_rows.source])
+        ways.append(
+            f"to fit {run.config.methods[0]} again to old and new rows, `{command}` writes them to "
+            "one file and prints the command"
+        )
+    if names:
+        verb = "lose rows" if new_rows.remove else "be updated"
+        ways.append(
+            "for updates without a fit train with `--method NAME`: posteriors of "
+            f"{', '.join(names)} can {verb}"
+        )
+    return f"{sentences}. {_sentence('; '.join(ways) or 'fit again without these rows')}"
+
+
+def _sentence(text: str) -> str:
+    """Return a text with a capital at its beginning."""
+    return text[:1].upper() + text[1:]
 
 
 def _describe_updates(
