@@ -169,7 +169,7 @@ def peak_megabytes(run, source, out):
 @pytest.mark.skipif(sys.platform == "win32", reason="resource is a module of Unix")
 @pytest.mark.parametrize("suffix", ["csv", pytest.param("parquet", marks=pytest.mark.peers)])
 def test_the_memory_of_predicting_does_not_grow_with_the_rows(run, tmp_path, suffix):
-    """The table of 200,000 rows more needs 70 MB where it is read as a whole; here, 15 at most."""
+    """The table of 200,000 rows more needs 80 MB where it is read as a whole; here, 15 at most."""
     peaks = []
     for count in (10_000, 210_000):
         source = tmp_path / f"{count}.csv"
