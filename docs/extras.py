@@ -18,7 +18,17 @@ from packaging.requirements import Requirement
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))[
     "project"
 ]
-USER_EXTRAS = ("lab", "parquet", "botorch", "serve", "onnx")  # the others are for development
+USER_EXTRAS = (
+    "lab",
+    "parquet",
+    "botorch",
+    "pandas",
+    "hub",
+    "mlflow",
+    "sbi",
+    "serve",
+    "onnx",
+)  # the others are for development
 LARGEST = 4  # packages that a row names with their size
 
 

@@ -177,6 +177,14 @@ def test_the_page_of_supported_versions_says_what_pyproject_says():
     assert f"| numpy | {lower['numpy']} |" in page
 
 
+def test_the_page_of_extras_has_each_extra_of_users_and_its_weight():
+    page = read("docs/extras.md")
+    (others,) = re.findall(r"The extras (.+) are for work on bayou itself", page)
+    users = set(PROJECT["optional-dependencies"]) - set(re.findall(r"`(\w+)`", others))
+    for name in users:
+        assert len(re.findall(rf"^\| `{name}` \|", page, re.MULTILINE)) == 2, name
+
+
 def test_good_first_issues_point_to_files_that_are_there():
     page = read("docs/good_first_issues.md")
     places = re.findall(r"`((?:src|tests|examples|docs)/[\w./]*)`", page)
