@@ -492,7 +492,8 @@ def flow_rows(labels: str) -> str:
 # --- API ----------------------------------------------------------------------------------------
 
 API = {
-    "bayou": ["methods", "methods.vi", "inference.elbo", "posteriors.posterior", "posteriors.guided"],
+    "bayou": ["select.fit", "posteriors.posterior", "likelihoods.predictive",
+              "methods.vi", "inference.elbo", "posteriors.guided"],
     "bayou.guides": ["guide"],
     "bayou.methods": ["method"],
     "bayou.operations": ["conformal.predictors", "conformal.weights"],
@@ -536,10 +537,12 @@ def api_of(package: str, first: Sequence[str]) -> str:
         return next((i for i, name in enumerate(first) if module.endswith(f".{name}")), len(first))
 
     for module in sorted(sections, key=lambda module: (position(module), module)):
-        leaf, parent = module.rpartition(".")[2], package.rpartition(".")[2]
-        title = (
-            leaf.capitalize() if package == "bayou" else f"{parent.capitalize()}: {leaf}"
-        )  # unique on the page
+        leaf, parent = module.rpartition(".")[2].strip("_"), package.rpartition(".")[2]
+        words = leaf.replace("_", " ")
+        named = [name for name in sections[module] if name.lower() == leaf.replace("_", "")]
+        title = named[0] if named else words.capitalize() if package == "bayou" else words
+        if package != "bayou":
+            title = f"{parent.capitalize()}: {title}"  # unique on the page
         lines += [title, "~" * len(title), "", getdoc(sys.modules[module]) or "", ""]
         lines += [f".. currentmodule:: {package}", ""]
         for name in sections[module]:
