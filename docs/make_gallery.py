@@ -53,6 +53,8 @@ COLAB = (
     + "/blob/gh-pages/latest/notebooks"
 )
 INSTALL = '%pip install -q "bayou[lab]"'
+# What examples import beside the lab extra, by the name of the package.
+OTHER_LIBRARIES = ("accelerate", "botorch", "lightning", "peft", "transformers")
 THEMES = {
     "start": (
         "First steps",
@@ -263,11 +265,17 @@ def page(example: Example) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def install(example: Example) -> str:
+    """Return the first cell of a notebook: bayou, and the other libraries that it imports."""
+    imported = re.findall(r"^\s*(?:import|from) (\w+)", example.text, re.MULTILINE)
+    return " ".join([INSTALL, *(name for name in OTHER_LIBRARIES if name in imported)])
+
+
 def notebook(example: Example) -> str:
-    """The script as a notebook (nbformat 4.5), which installs bayou after its title."""
+    """The script as a notebook (nbformat 4.5), which installs what it needs after its title."""
     cells: list[dict[str, Any]] = []
     title, *others = example.cells
-    for k, (code, source) in enumerate([title, (True, INSTALL), *others]):
+    for k, (code, source) in enumerate([title, (True, install(example)), *others]):
         cell = {"id": f"cell-{k}", "metadata": {}, "source": source.splitlines(keepends=True)}
         extra = (
             {"cell_type": "code", "execution_count": None, "outputs": []}

@@ -1,6 +1,8 @@
 """What the site has beside its pages: the text for programs, notebooks, the picture."""
 
 import json
+import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -90,3 +92,16 @@ def test_colab_opens_the_notebooks_that_the_site_publishes():
     )
     example = next(iter(make_gallery.examples().values()))
     assert f"{make_gallery.COLAB}/{example.name}.ipynb" in make_gallery.page(example)
+
+
+def test_a_notebook_installs_what_it_imports():
+    """Beside Python itself: what the core and the lab extra bring."""
+    lab = {"bayou", "torch", "numpy", "matplotlib", "sklearn", "PIL", "scipy", "jinja2", "rich"}
+    examples = make_gallery.examples()
+    for example in examples.values():
+        imported = set(re.findall(r"^\s*(?:import|from) (\w+)", example.text, re.MULTILINE))
+        needed = imported - set(sys.stdlib_module_names) - lab
+        assert needed <= set(make_gallery.install(example).split()), example.name
+    assert make_gallery.install(examples["optimize"]).endswith('"bayou[lab]" botorch')
+    cells = json.loads(make_gallery.notebook(examples["optimize"]))["cells"]
+    assert cells[1]["source"] == ['%pip install -q "bayou[lab]" botorch']
