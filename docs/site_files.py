@@ -25,8 +25,13 @@ MAX_LINE = 200  # characters of the line of a page in llms.txt
 
 
 def first_sentence(document: nodes.document) -> str:
-    """Return the first sentence of the first paragraph of a page, "" if there is none."""
-    for paragraph in document.findall(nodes.paragraph):
+    """Return the first sentence of the first paragraph of a page, "" if there is none.
+
+    Cells of tables and items of lists are no sentences: they count only if there is nothing else.
+    """
+    paragraphs = list(document.findall(nodes.paragraph))
+    own = [one for one in paragraphs if isinstance(one.parent, nodes.section | nodes.document)]
+    for paragraph in [*own, *paragraphs]:
         text = " ".join(paragraph.astext().split())
         if text:
             sentence = text.partition(". ")[0].rstrip(".:")

@@ -60,6 +60,14 @@ def test_llms_text_lists_every_page_once_in_order_with_a_sentence(app, site_file
 
 
 @pytest.mark.peers
+def test_the_sentence_of_a_page_is_none_of_its_tables(site_files):
+    table = "=====  ====\ntask   page\n=====  ====\nfit    one\n=====  ====\n"
+    assert site_files.first_sentence(page("Guide", f"{table}\nBy task. More.")) == "By task"
+    assert site_files.first_sentence(page("Guide", table)) == "task"
+    assert site_files.first_sentence(page("Guide", "- an item")) == "an item"
+
+
+@pytest.mark.peers
 def test_files_beside_the_pages_are_written_by_a_build_that_succeeded(app, site_files, tmp_path):
     site_files.write_files(app, ValueError("a warning"))
     assert not list(tmp_path.iterdir())
