@@ -267,8 +267,11 @@ def _describe_refusals(run: Run, reasons: dict[str, str], new_rows: NewRows) -> 
         names = list(EXACT_METHODS) if is_regression else []
     if is_regression and new_rows.forget is None:
         names.append(EXACT_METHOD_OF_NUMBERS)
+    refused = {name.rpartition("-")[0] for name in reasons}  # such as a mixture with its mode
+    names = [name for name in names if name not in refused]
     if not names:
-        return f"{sentences}. Fit again without these rows"
+        without = " without these rows" if new_rows.remove else ""
+        return f"{sentences}. Fit again{without}"
     verb = "lose rows" if new_rows.remove else "be updated"
     return (
         f"{sentences}. On the command line posteriors of `bayou train DATA --method NAME` can "
