@@ -11,6 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import bayou
 from bayou.app.cli.app import app
 from bayou.app.runs.config import Config
 from bayou.app.runs.folder import Run, RunError
@@ -99,6 +100,21 @@ def test_chosen_rows_are_rows_of_the_pool(prices, tmp_path, score):
     again = choose_rows(prices.folder, pool, tmp_path / "again.csv", 6, score)
     assert again.path.read_text() == selection.path.read_text()
     assert any("6 of 40 unlabeled rows" in note for note in selection.notes)
+
+
+def test_a_mixture_with_closed_forms_scores_rows_alone_unless_told_otherwise(tmp_path):
+    data = write_rows(tmp_path / "houses.csv", 60, 0, "price")
+    pool = write_rows(tmp_path / "pool.csv", 20, 1)
+    run = train(tmp_path / "run", data, "price", "wide", gain=None)
+    wide, _, job = run.posterior("wide")
+    bayou.Mixture([wide, wide], torch.tensor([0.5, 0.5])).save(
+        run.job_folder(job) / "posterior.bayou"
+    )
+    selection = choose_rows(run.folder, pool, tmp_path / "out.csv", 4)
+    assert any("chosen by variance" in note for note in selection.notes)
+    assert any("lcmd needs functions" in note for note in selection.notes)
+    with pytest.raises(ValueError, match="lcmd needs functions at all rows"):
+        choose_rows(run.folder, pool, tmp_path / "again.csv", 4, "lcmd")
 
 
 def test_classes_are_chosen_and_added(grades, tmp_path):

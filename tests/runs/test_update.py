@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import bayou
 from bayou.app.runs import staging, update as update_module
 from bayou.app.runs.calibration import calibrate_run
 from bayou.app.runs.config import Config
@@ -354,6 +355,18 @@ def test_classes_learn_new_rows_by_the_methods_that_the_error_names(method, tmp_
     assert method in update_module.UPDATABLE_METHODS
     with pytest.raises(RunError, match="Fit again without these rows"):
         update_run(path, new, remove=True, force=True)
+
+
+def test_the_name_of_a_method_that_was_refused_is_not_recommended(run, new):
+    last_layer, _, job = run.posterior("laplace-last")
+    mode, _, _ = run.posterior("map")
+    mixture = bayou.Mixture([last_layer, mode], torch.tensor([0.5, 0.5]))
+    mixture.save(run.job_folder(job) / "posterior.bayou")
+    words = (
+        "laplace-last-0: component 1 of this mixture: .* with the names vbll, laplace, ffg, wide"
+    )
+    with pytest.raises(RunError, match=words):
+        update_run(run.folder, new, method="laplace-last")
 
 
 @pytest.mark.slow

@@ -198,11 +198,15 @@ def _class_probabilities(predictive: Predictive) -> Tensor:
     return pmf
 
 
+class ClosedFormError(ValueError):
+    """A score needs functions at all rows, and predictions are closed forms for single rows."""
+
+
 def _check_functions(predictive: Predictive, score: str) -> None:
-    """Raise a ValueError for a closed form, which has no function in common for all rows."""
+    """Raise a ClosedFormError for a closed form, which has no function in common for all rows."""
     variance = predictive.likelihood.function_variance(predictive.outputs)
     if bool(torch.as_tensor(variance).any()):
-        raise ValueError(
+        raise ClosedFormError(
             f"{score} needs functions at all rows, and some of these predictions are closed forms "
             "for single rows (of a mixture with such a component, for example); use 'bald' or "
             "'variance'"

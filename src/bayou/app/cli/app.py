@@ -277,7 +277,7 @@ def label(
         str | None,
         typer.Option(
             help="epig, batchbald or bald, lcmd or determinant (numbers), variance, entropy, "
-            "random; by default batchbald for classes and lcmd for numbers"
+            "random; by default batchbald for classes, lcmd (or variance) for numbers"
         ),
     ] = None,
     out: Annotated[

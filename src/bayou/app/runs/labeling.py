@@ -29,6 +29,7 @@ from bayou.data.columns import Column, has_decimal_commas, quote
 from bayou.data.preprocess import Preprocessor
 from bayou.data.reading import RawTable
 from bayou.operations.acquire import acquire
+from bayou.operations.batch_scores import ClosedFormError
 
 # Columns of the file of chosen rows, which are left out when it comes back.
 POOL_ROW = "pool_row"
@@ -75,7 +76,8 @@ def choose_rows(
         pool: the file of rows.
         out: the CSV file to write; one with labels in it is never overwritten.
         n: how many rows to choose.
-        score: of ``bayou.acquire``; None for "batchbald" of classes and "lcmd" of numbers.
+        score: of ``bayou.acquire``; None for "batchbald" of classes and "lcmd" of numbers, or
+            "variance" of a mixture with closed forms, which have no functions at all rows.
         method: which method of the run; by default that of the first finished job.
         seed: which seed of the run; by default the first.
         samples: networks drawn; by default as in the run.
@@ -99,11 +101,22 @@ def choose_rows(
             f"{table.name} has {len(candidates)} rows without a label, fewer than "
             f"{spell('n', '--n')} {n}; give more rows or choose fewer"
         )
+    is_default = score is None
     if score is None:
         score = "batchbald" if preprocessor.task == "classification" else "lcmd"
     x = rows.x[torch.from_numpy(candidates)].to(network_dtype(posterior))
     count = posterior.draws_to_average(requested_samples(samples, run))
-    acquired = acquire(posterior, x, n, score, samples=count, seed=0)  # type: ignore[arg-type]
+    try:
+        acquired = acquire(posterior, x, n, score, samples=count, seed=0)  # type: ignore[arg-type]
+    except ClosedFormError:
+        if not is_default:
+            raise
+        notes.append(
+            f"{score} needs functions at all rows, which this mixture does not have; variance "
+            "scores each row alone, so that the rows can be alike."
+        )
+        score = "variance"
+        acquired = acquire(posterior, x, n, "variance", samples=count, seed=0)
     chosen = candidates[acquired.indices.cpu().numpy()]
     columns = _text_columns(table, chosen, leave_out=(target, POOL_ROW, SCORE))
     columns[target] = [""] * n

@@ -285,7 +285,9 @@ def _describe_refusals(run: Run, reasons: dict[str, str], new_rows: NewRows) -> 
             "for updates without a fit train with `--method NAME`: posteriors of "
             f"{', '.join(names)} can {verb}"
         )
-    return f"{sentences}. {_sentence('; '.join(ways) or 'fit again without these rows')}"
+    if not ways:
+        ways.append("fit again without these rows" if new_rows.remove else "fit again")
+    return f"{sentences}. {_sentence('; '.join(ways))}"
 
 
 def _sentence(text: str) -> str:
