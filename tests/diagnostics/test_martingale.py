@@ -8,7 +8,7 @@ import torch
 
 from bayou.diagnostics import ReferenceRows, ShiftMartingale
 from bayou.diagnostics.martingale import Bets, ConformalBets
-from tests.diagnostics.watched_worlds import World
+from tests.diagnostics.watched_worlds import LinearPosterior, LogisticPosterior, World
 
 
 def test_the_capital_has_mean_one_and_rarely_becomes_large():
@@ -41,19 +41,48 @@ def test_ranks_of_exchangeable_scores_are_uniform_and_independent():
     p = []
     for _ in range(300):
         scores = torch.randint(0, 4, (12,), generator=generator).tolist()  # with ties
-        stream = ConformalBets(tuple(sorted(scores[:10])))
+        stream = ConformalBets(torch.tensor(sorted(scores[:10]), dtype=torch.float64))
         for score, tau in zip(
             scores[10:], torch.rand(2, generator=generator).tolist(), strict=True
         ):
-            above = sum(old > score for old in stream.scores)
-            same = sum(old == score for old in stream.scores)
+            above = sum(old > score for old in stream.scores.tolist())
+            same = sum(old == score for old in stream.scores.tolist())
             p.append((above + tau * (same + 1)) / (len(stream.scores) + 1))
             expected = stream.bets.bet(p[-1])
-            stream = stream.update([score], [tau])
+            stream = stream.update(
+                torch.tensor([score], dtype=torch.float64), torch.tensor([tau], dtype=torch.float64)
+            )
             assert stream.bets == expected
     pairs = torch.tensor(p).reshape(-1, 2)
     assert scipy.stats.kstest(p, "uniform").pvalue > 0.001
     assert abs(float(torch.corrcoef(pairs.T)[0, 1])) < 4 / 300**0.5
+
+
+def test_many_scores_at_once_are_the_same_bets_as_one_after_another():
+    generator = torch.Generator().manual_seed(1)
+    old = torch.randint(0, 300, (80,), generator=generator).double().sort().values
+    new = torch.randint(0, 300, (1200,), generator=generator).double()  # more than a block
+    ties = torch.rand(1200, generator=generator, dtype=torch.float64)
+    at_once = ConformalBets(old).update(new, ties)
+    single = ConformalBets(old)
+    for k in range(1200):
+        single = single.update(new[k : k + 1], ties[k : k + 1])
+    assert at_once.bets == single.bets
+    assert torch.equal(at_once.scores, torch.cat((old, new)).sort().values)
+    assert at_once.count == single.count == 1200
+
+
+def test_another_posterior_is_an_error(tmp_path):
+    # Its scores differ from those of held-out rows, which would be taken for a shift.
+    world = World(0)
+    test = ShiftMartingale.start(world.posterior, world.reference)
+    test.save(tmp_path / "state.bayou")
+    loaded = ShiftMartingale.load(tmp_path / "state.bayou")
+    x = world.inputs(50)
+    for other in (LinearPosterior(world.weights, 0.6), LogisticPosterior(world.weights)):
+        with pytest.raises(ValueError, match="belongs to another posterior"):
+            loaded.update(other, x)
+    assert loaded.update(world.posterior, x).rows == 50
 
 
 def stream_of(world, rows, noise=None, shift=0.0):

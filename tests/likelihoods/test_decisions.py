@@ -353,6 +353,16 @@ def test_small_probabilities_keep_their_digits():
     assert float(prediction.exceeds(20.0)) == pytest.approx(scipy.stats.norm.sf(20.0), rel=1e-9)
 
 
+def test_small_probabilities_of_counts_keep_their_digits():
+    rate = torch.tensor([[[-1.0]]], dtype=F64)
+    for likelihood, law in (
+        (Poisson(), scipy.stats.poisson(math.exp(-1.0))),
+        (NegativeBinomial(2.0), scipy.stats.nbinom(0.5, 0.5 / (0.5 + math.exp(-1.0)))),
+    ):
+        p = float(predict(likelihood, rate).exceeds(30.0))
+        assert p == pytest.approx(law.sf(30.0), rel=1e-9, abs=0.0)
+
+
 def test_exceeds_of_all_other_likelihoods_is_the_share_of_draws():
     draws = 4000
     cases = [

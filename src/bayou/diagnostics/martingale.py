@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
@@ -22,6 +20,8 @@ SLOPES = (-1.0, 0.0, 1.0)  # of the bets 1 + slope·(p − 1/2)
 JUMP = 0.01  # fraction of the capital that is spread over the slopes again in each step
 MAX_LOG_CAPITAL = 700.0  # its exponential is finite
 KIND = "martingale"  # of a file
+BLOCK_SCORES = 512  # new scores that are compared with each other at a time
+MAX_PROBE_DIFFERENCE = 1e-4  # between predictions of one posterior on different machines
 MAX_INPUTS = 40  # of a row, each with a martingale of its own
 TARGET_SCORES = ("location", "spread")
 
@@ -46,22 +46,29 @@ class Bets:
     shares: tuple[float, ...] = (1 / 3, 1 / 3, 1 / 3)
     log_peak: float = 0.0
 
-    def bet(self, p: float) -> Bets:
-        """Return the capital after a p-value.
+    def bet(self, *p_values: float) -> Bets:
+        """Return the capital after p-values.
 
         Args:
-            p: between 0 and 1.
+            p_values: each between 0 and 1, in their order.
         """
-        mixed = [(1 - JUMP) * share + JUMP / len(SLOPES) for share in self.shares]
-        paid = [share * (1 + slope * (p - 0.5)) for share, slope in zip(mixed, SLOPES, strict=True)]
-        total = sum(paid)
-        log_capital = self.log_capital + math.log(total)
-        shares = tuple(amount / total for amount in paid)
-        return Bets(log_capital, shares, max(self.log_peak, log_capital))
+        shares = self.shares
+        log_capital = self.log_capital
+        log_peak = self.log_peak
+        for p in p_values:
+            paid = [
+                ((1 - JUMP) * share + JUMP / len(SLOPES)) * (1 + slope * (p - 0.5))
+                for share, slope in zip(shares, SLOPES, strict=True)
+            ]
+            total = sum(paid)
+            log_capital += math.log(total)
+            log_peak = max(log_peak, log_capital)
+            shares = tuple([amount / total for amount in paid])
+        return Bets(log_capital, shares, log_peak)
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ConformalBets:
     """Bets on the rank of each new score among all earlier ones.
 
@@ -70,31 +77,37 @@ class ConformalBets:
     exchangeability on-line, ICML 2003).
 
     Args:
-        scores: all earlier scores, sorted.
+        scores: all earlier scores, sorted, (n,) in float64.
         bets: the capital.
         count: how many new scores there were.
     """
 
-    scores: tuple[float, ...]
+    scores: Tensor
     bets: Bets = field(default_factory=Bets)
     count: int = 0
 
-    def update(self, values: Sequence[float], ties: Sequence[float]) -> ConformalBets:
+    def update(self, values: Tensor, ties: Tensor) -> ConformalBets:
         """Return the bets after new scores, in their order.
 
         Args:
-            values: the scores.
-            ties: τ of each, between 0 and 1.
+            values: the scores, (N,) in float64.
+            ties: τ of each, between 0 and 1, (N,).
         """
-        scores = list(self.scores)
+        scores = self.scores
         bets = self.bets
-        for value, tau in zip(values, ties, strict=True):
-            first = bisect_left(scores, value)
-            last = bisect_right(scores, value)
-            p = (len(scores) - last + tau * (last - first + 1)) / (len(scores) + 1)
-            bets = bets.bet(p)
-            insort(scores, value)
-        return ConformalBets(tuple(scores), bets, self.count + len(values))
+        for block, tau in zip(values.split(BLOCK_SCORES), ties.split(BLOCK_SCORES), strict=True):
+            below = torch.searchsorted(scores, block)
+            up_to = torch.searchsorted(scores, block, right=True)
+            # Row i: the scores of this block before the i-th one.
+            is_greater = (block[None, :] > block[:, None]).tril(-1)
+            is_equal = (block[None, :] == block[:, None]).tril(-1)
+            greater_count = len(scores) - up_to + is_greater.sum(1)
+            equal_count = up_to - below + is_equal.sum(1)
+            earlier_count = len(scores) + torch.arange(len(block))
+            p_values = (greater_count + tau * (equal_count + 1)) / (earlier_count + 1)
+            bets = bets.bet(*p_values.tolist())
+            scores = torch.cat((scores, block)).sort().values
+        return ConformalBets(scores, bets, self.count + len(values))
 
 
 @final
@@ -125,6 +138,8 @@ class ShiftMartingale:
         rows: how many new rows there were.
         samples: draws of the weights in a prediction.
         seed: of draws and random ranks.
+        probe: what the posterior of ``start`` predicts for one row, by which another one is
+            recognized; None in files that were written without it.
     """
 
     streams: dict[str, ConformalBets]
@@ -138,6 +153,7 @@ class ShiftMartingale:
     rows: int = 0
     samples: int | None = None
     seed: int = 0
+    probe: Tensor | None = None
 
     @classmethod
     @torch.no_grad()
@@ -191,8 +207,9 @@ class ShiftMartingale:
             seed,
         )
         scores = test._scores(posterior, held_x, held_y, rng.fold(seed, "held-out rows"))
-        streams = {name: ConformalBets(tuple(sorted(values))) for name, values in scores.items()}
-        return replace(test, streams=streams)
+        streams = {name: ConformalBets(values.sort().values) for name, values in scores.items()}
+        probe = test._probe(posterior, held_x)
+        return replace(test, streams=streams, probe=probe)
 
     @torch.no_grad()
     def update(
@@ -206,24 +223,50 @@ class ShiftMartingale:
             y: their targets; None without any.
 
         Raises:
-            ValueError: for rows of another shape.
+            ValueError: for rows of another shape, or another posterior.
         """
         check_rows(x, "x", y)
         if x[0].numel() != len(self.center):
             raise ValueError(
                 f"x has {x[0].numel()} numbers in a row, the reference has {len(self.center)}"
             )
+        if self.probe is not None:
+            probe = self._probe(posterior, x)
+            if probe.shape != self.probe.shape or not torch.allclose(
+                probe, self.probe, rtol=MAX_PROBE_DIFFERENCE, atol=MAX_PROBE_DIFFERENCE
+            ):
+                raise ValueError(
+                    "the state belongs to another posterior: scores of two posteriors cannot be "
+                    "compared; start another one, or use the posterior that it was started with"
+                )
         seed = rng.fold(self.seed, "rows", self.rows)
         streams = dict(self.streams)
         for name, values in self._scores(posterior, x, y, seed).items():
             like = torch.empty(0, dtype=torch.float64)
-            ties = rng.uniform(len(values), (), like, rng.fold(seed, "ties", name)).tolist()
+            ties = rng.uniform(len(values), (), like, rng.fold(seed, "ties", name))
             streams[name] = streams[name].update(values, ties)
         return replace(self, streams=streams, rows=self.rows + len(x))
 
+    def _probe(self, posterior: PredictsRows, x: Tensor) -> Tensor:
+        """Return the probabilities, or mean and entropy, that a posterior predicts for one row.
+
+        The row is one standard deviation above the center of the training rows.
+
+        Args:
+            posterior: the posterior.
+            x: rows, for their shape and type.
+        """
+        row = torch.minimum(self.center + self.scale, self.high).reshape(x[:1].shape).to(x)
+        predictive = posterior.predict(row, self.samples, seed=self.seed)
+        if predictive.likelihood.support == "classes":
+            values = predictive.probabilities
+        else:
+            values = torch.cat((predictive.mean.flatten(), predictive.entropy.flatten()))
+        return values.detach().double().cpu().flatten().nan_to_num()
+
     def _scores(
         self, posterior: PredictsRows, x: Tensor, y: Tensor | None, seed: rng.Seed
-    ) -> dict[str, list[float]]:
+    ) -> dict[str, Tensor]:
         """Return the scores of rows by name."""
         inputs = x.detach().reshape(len(x), -1).double().cpu()
         predictive = posterior.predict(x, self.samples, seed=self.seed)
@@ -233,19 +276,19 @@ class ShiftMartingale:
             standardized = standardized[:, list(self.compared)]
             is_inside = is_inside[:, list(self.compared)]
         scores = {
-            "distance": standardized.square().mean(1).tolist(),
-            "uncertainty": predictive.entropy.detach().double().cpu().tolist(),
+            "distance": standardized.square().mean(1),
+            "uncertainty": predictive.entropy.detach().double().cpu(),
         }
         for name, j in self.inputs.items():
-            scores[name] = inputs[:, j].tolist()
+            scores[name] = inputs[:, j].contiguous()
         if y is None:
             return scores
         # Some pixel of nearly every image is outside the range.
         is_counted = torch.ones(len(x), dtype=torch.bool) if x.ndim > 2 else is_inside.all(1)
         target = target_scores(predictive, y, rng.fold(seed, "targets"), has_log_score=False)
         spread = target.spread if target.pit is not None else target.location.abs()
-        scores["location"] = target.location.mean(1)[is_counted].tolist()
-        scores["spread"] = spread.mean(1)[is_counted].tolist()
+        scores["location"] = target.location.mean(1)[is_counted]
+        scores["spread"] = spread.mean(1)[is_counted]
         return scores
 
     def evidence(self, name: str) -> float:
@@ -289,7 +332,7 @@ class ShiftMartingale:
         }
         streams = {}
         for name, stream in self.streams.items():
-            tensors[f"scores.{name}"] = torch.tensor(stream.scores, dtype=torch.float64)
+            tensors[f"scores.{name}"] = stream.scores
             bets = stream.bets
             streams[name] = {
                 "count": stream.count,
@@ -307,6 +350,8 @@ class ShiftMartingale:
             "samples": self.samples,
             "seed": self.seed,
         }
+        if self.probe is not None:
+            tensors["probe"] = self.probe
         write_file(path, tensors, config)
 
     @classmethod
@@ -325,7 +370,7 @@ class ShiftMartingale:
             for name, record in config["streams"].items():
                 shares = tuple(map(float, record["shares"]))
                 bets = Bets(float(record["log_capital"]), shares, float(record["log_peak"]))
-                scores = tuple(tensors[f"scores.{name}"].tolist())
+                scores = tensors[f"scores.{name}"]
                 streams[name] = ConformalBets(scores, bets, int(record["count"]))
             compared = config["compared"]
             return cls(
@@ -340,4 +385,5 @@ class ShiftMartingale:
                 int(config["rows"]),
                 config["samples"],
                 int(config["seed"]),
+                tensors.get("probe"),
             )

@@ -565,6 +565,17 @@ class BoundPoisson(BoundLikelihood):
         y = y.to(f.dtype).floor()
         return torch.where(y < 0, 0.0, torch.special.gammaincc(y.clamp_min(0.0) + 1, self.mean(f)))
 
+    def log_survival(self, f: Tensor, y: Tensor) -> Tensor:
+        """Compute log P(Y > y), by the regularized lower incomplete gamma function in float64.
+
+        Args:
+            f: log-rates, (..., B, *out).
+            y: values, (B, *out).
+        """
+        count = y.double().floor()
+        value = torch.special.gammainc(count.clamp_min(0.0) + 1, self.mean(f.double()))
+        return torch.where(count < 0, 0.0, value.log()).to(f.dtype)
+
     def information(self, f: Tensor, seed: Seed = 0) -> Information:
         return Independent(self.mean(f))
 
