@@ -13,7 +13,11 @@ from bayou.diagnostics.permutations import (
     permuted_labels,
     products_of_pairs,
 )
-from bayou.diagnostics.propensity import fit_logistic, propensity_strata
+from bayou.diagnostics.propensity import (
+    MIN_ROWS_OF_SAMPLE,
+    fit_logistic,
+    propensity_strata,
+)
 
 
 def test_labels_keep_their_number_in_every_stratum():
@@ -114,3 +118,16 @@ def test_strata_have_rows_of_both_samples_with_similar_inputs():
     assert max(map(abs, gaps)) < 0.75  # 1.5 without strata
     apart = propensity_strata(x + 20.0 * is_second[:, None], is_second, 0)
     assert (apart == -1).all()
+
+
+@pytest.mark.parametrize("columns", [0, 1])
+def test_rows_with_equal_inputs_are_spread_over_the_strata(columns):
+    is_new = torch.arange(600) >= 300
+    features = (torch.arange(600) % 2)[:, None].double()[:, :columns]
+    strata = propensity_strata(features, is_new, 0)
+    assert int((strata >= 0).sum()) == 600
+    for stratum in strata.unique():
+        new_count = int(is_new[strata == stratum].sum())
+        # Of about 60 rows half are new: 4.5 standard deviations.
+        assert abs(new_count - 30) < 4.5 * 15**0.5
+        assert new_count >= MIN_ROWS_OF_SAMPLE

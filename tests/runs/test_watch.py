@@ -199,3 +199,38 @@ def test_images_are_watched(tmp_path):
     dark = watched.compare(watched.read(tmp_path / "dark.npz"))
     assert dark.verdict == "inputs have shifted"
     assert torch.is_tensor(watched.reference.held_x)
+
+
+def test_later_dates_are_no_shift(tmp_path):
+    # The posterior is less certain of later dates, and nothing else has changed.
+    def write(path, rows, seed, year, columns):
+        generator = np.random.default_rng(seed)
+        with open(path, "w", newline="") as stream:
+            writer = csv.writer(stream)
+            writer.writerow(columns)
+            for i in range(rows):
+                area = generator.normal(100, 20)
+                cells = {
+                    "day": f"{year}-{1 + i % 12:02d}-{1 + i % 28:02d}",
+                    "area": round(area, 4),
+                    "price": round(2 * area + 10 * generator.normal(), 4),
+                }
+                writer.writerow([cells[name] for name in columns])
+        return path
+
+    for columns, method in ((("day", "area", "price"), "laplace"), (("day", "price"), "map")):
+        name = "-".join(columns)
+        data = write(tmp_path / f"{name}.csv", 400, 0, 2024, columns)
+        run = Run.create(tmp_path / name, Config(str(data), (method,), target="price", steps=100))
+        run.work()
+        later = write(tmp_path / f"{name}-later.csv", 100, 1, 2026, columns)
+        report = watch_file(run.folder, later)
+        assert report.inputs == "as expected", report
+        assert "epistemic uncertainty" not in {test.subject for test in report.tests}
+        code, output = command(run.folder, "--input", later, "--state", tmp_path / f"{name}.state")
+        assert code == 0, output
+
+
+def watch_file(folder, path):
+    watched = WatchedRun.open(folder)
+    return watched.compare(watched.read(path))

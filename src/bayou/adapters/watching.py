@@ -69,7 +69,7 @@ def watch_rows(
             held_out,
             names=[name for encoder in encoders for name in encoder.features],
             columns=training_columns(encoders, encoded),
-            compared=compared_inputs(encoders) or None,
+            compared=compared_inputs(encoders),
         )
     x = estimator._inputs(estimator._encode(X))
     y = None if targets is None else estimator._targets(targets)

@@ -41,13 +41,12 @@ def reference_of(data: DataSet, max_rows: int) -> ReferenceRows:
     if not isinstance(preprocessor, TablePreprocessor):
         names = data.feature_names or None
         return ReferenceRows.of(data.train[0], held_out, names=names, max_rows=max_rows)
-    compared = compared_inputs(preprocessor.columns)
     return ReferenceRows.of(
         data.train[0],
         held_out,
         names=data.feature_names,
         columns=training_columns(preprocessor.columns, data.train[0]),
-        compared=compared or None,
+        compared=compared_inputs(preprocessor.columns),
         max_rows=max_rows,
     )
 

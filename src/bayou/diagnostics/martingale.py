@@ -117,7 +117,7 @@ class ShiftMartingale:
 
     ``start`` begins with held-out rows, and ``update`` returns the state after new rows. There are
     K martingales: of the inputs their distance from the center of the training rows, the entropy
-    of predictions, and each of the first 40 numbers of a row of a table; of the targets location
+    of predictions (unless some inputs are left out), and each of the first 40 numbers of a row of a table; of the targets location
     and spread under the predictive. One of them is significant when its capital was ever K/alpha.
     If old and new rows are exchangeable,
     the verdict is ever other than "as expected" with a probability of at most alpha, however often
@@ -191,7 +191,9 @@ class ShiftMartingale:
         train = reference.x.reshape(len(reference.x), -1).double()
         scale = train.std(0, correction=0)
         names = reference.names or tuple(f"x{j + 1}" for j in range(train.shape[1]))
-        indices = reference.compared or tuple(range(train.shape[1]))
+        indices = reference.compared
+        if indices is None:
+            indices = tuple(range(train.shape[1]))
         inputs = [(names[j], j) for j in indices[:MAX_INPUTS]] if reference.x.ndim == 2 else []
         test = cls(
             {},
@@ -275,10 +277,11 @@ class ShiftMartingale:
         if self.compared is not None:
             standardized = standardized[:, list(self.compared)]
             is_inside = is_inside[:, list(self.compared)]
-        scores = {
-            "distance": standardized.square().mean(1),
-            "uncertainty": predictive.entropy.detach().double().cpu(),
-        }
+        scores: dict[str, Tensor] = {}
+        if standardized.shape[1]:
+            scores["distance"] = standardized.square().mean(1)
+        if standardized.shape[1] == inputs.shape[1]:  # else it depends on inputs that are left out
+            scores["uncertainty"] = predictive.entropy.detach().double().cpu()
         for name, j in self.inputs.items():
             scores[name] = inputs[:, j].contiguous()
         if y is None:

@@ -61,23 +61,33 @@ def propensity_strata(features: Tensor, is_second: Tensor, seed: rng.Seed) -> Te
         where nothing can be compared.
     """
     rows = len(features)
-    x = torch.cat((features, features.square()), 1).double()
-    x = (x - x.mean(0)) / x.std(0).clamp_min(1e-9)
-    label = is_second.double()
-    fold = torch.empty(rows, dtype=torch.long)
-    for value in (False, True):
-        index = (is_second == value).nonzero()[:, 0]
-        order = rng.permutation(len(index), rng.fold(seed, "fold", int(value)))
-        fold[index[order]] = torch.arange(len(index)) % FOLDS
-    logit = torch.empty(rows, dtype=torch.float64)
-    for k in range(FOLDS):
-        is_test = fold == k
-        coefficients = fit_logistic(x[~is_test], label[~is_test])
-        logit[is_test] = x[is_test] @ coefficients[:-1] + coefficients[-1]
+    logit = torch.zeros(rows, dtype=torch.float64)
+    if features.shape[1]:
+        logit = _cross_fitted_logit(features, is_second, seed)
     count = min(max(rows // ROWS_OF_STRATUM, 1), MAX_STRATA)
-    rank = logit.argsort(stable=True).argsort()
+    # Equal rows are in random order: else those of the first sample would come first.
+    shuffled = rng.permutation(rows, rng.fold(seed, "ties"))
+    rank = shuffled[logit[shuffled].argsort(stable=True)].argsort()
     strata = rank * count // rows
     second_count = torch.bincount(strata[is_second], minlength=count)
     first_count = torch.bincount(strata[~is_second], minlength=count)
     is_compared = torch.minimum(first_count, second_count) >= MIN_ROWS_OF_SAMPLE
     return torch.where(is_compared[strata], strata, torch.full_like(strata, -1))
+
+
+def _cross_fitted_logit(features: Tensor, is_second: Tensor, seed: rng.Seed) -> Tensor:
+    """Return the logit of P(second sample | x) of each row, by a fit to the other folds, (N,)."""
+    x = torch.cat((features, features.square()), 1).double()
+    x = (x - x.mean(0)) / x.std(0).clamp_min(1e-9)
+    label = is_second.double()
+    fold = torch.empty(len(x), dtype=torch.long)
+    for value in (False, True):
+        index = (is_second == value).nonzero()[:, 0]
+        order = rng.permutation(len(index), rng.fold(seed, "fold", int(value)))
+        fold[index[order]] = torch.arange(len(index)) % FOLDS
+    logit = torch.empty(len(x), dtype=torch.float64)
+    for k in range(FOLDS):
+        is_test = fold == k
+        coefficients = fit_logistic(x[~is_test], label[~is_test])
+        logit[is_test] = x[is_test] @ coefficients[:-1] + coefficients[-1]
+    return logit

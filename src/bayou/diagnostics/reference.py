@@ -109,6 +109,11 @@ class ReferenceRows:
             None if names is None else tuple(names),
         )
 
+    @property
+    def leaves_out_inputs(self) -> bool:
+        """Whether some inputs of a row, such as those of dates, are not compared."""
+        return self.compared is not None and len(self.compared) < self.x[0].numel()
+
     def save(self, path: StrPath) -> None:
         """Write the rows to a file of tensors and JSON, atomically.
 

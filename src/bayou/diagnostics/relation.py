@@ -105,8 +105,9 @@ def compare_relation(
     }
     if held_out.scores.log_score is not None and new.scores.log_score is not None:
         statistics["log score"] = join_rows(held_out.scores.log_score, new.scores.log_score)
-    residuals = location[:, :, None] * features[kept][:, None, :]
-    statistics["by input"] = residuals.flatten(1)
+    if features.shape[1]:
+        residuals = location[:, :, None] * features[kept][:, None, :]
+        statistics["by input"] = residuals.flatten(1)
     results = largest_differences(
         list(statistics.values()),
         is_new[kept],
