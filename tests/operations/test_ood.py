@@ -518,6 +518,9 @@ def test_invalid_arguments_are_refused():
         bayou.ood.fit(posterior, data, held_out=(x[100:105], y[100:105]))
     with pytest.raises(ValueError, match="neighbors must be a whole number"):
         bayou.ood.fit(posterior, data, neighbors=0)
+    detector = bayou.ood.fit(posterior, data, held_out=(x[100:], y[100:]), scores=["entropy"])
+    with pytest.raises(ValueError, match="x has no rows"):
+        detector.score(x[:0])
 
 
 @inexact

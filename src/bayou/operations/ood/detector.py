@@ -112,8 +112,13 @@ class Detector:
 
         Returns:
             Every score with its p-value, and the p-value of their combination.
+
+        Raises:
+            ValueError: for no rows, or a score that is NaN.
         """
         inputs = self.posterior.place(x)
+        if not len(inputs[0]):
+            raise ValueError("x has no rows; a detector scores one row or more")
         columns = output_columns(self.posterior, inputs, self.names, self.samples, self.seed)
         columns |= feature_columns(
             self.posterior, inputs, self.feature_scores, self.layer, self.seed
