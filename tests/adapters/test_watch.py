@@ -57,3 +57,21 @@ def test_a_data_frame_has_its_columns_tested():
     with pytest.warns(TableWarning, match="not in the training data"):
         report = model.watch(new)
     assert report.significant[0].subject == "city"
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore:X does not have valid feature names")
+def test_text_in_a_column_of_numbers_is_wrong_for_certain():
+    import pandas
+
+    X, y = rows(400, 0)
+    frame = pandas.DataFrame(X, columns=["a", "b", "c"])
+    frame["city"] = np.random.default_rng(0).choice(["u", "v"], len(X))
+    model = BayesRegressor("map", steps=50, random_state=0).fit(frame, y)
+    new = frame[:12].copy()
+    new["a"] = "large"
+    with pytest.warns(TableWarning):
+        report = model.watch(new)
+    assert report.verdict == "inputs have shifted"
+    assert "has text where training has numbers" in report.findings[0]
+    assert model.watch(frame[:100].to_numpy()).verdict == "as expected"  # without names

@@ -16,7 +16,7 @@ from bayou.app.runs.service_metrics import ServiceMetrics
 from bayou.app.runs.watching import WatchedRun
 from bayou.data import load
 from bayou.data.reading import read
-from bayou.data.watched import new_columns, reference_of
+from bayou.data.watched import new_columns, reference_of, training_columns
 
 EFFECTS = {"A": 0.0, "B": 20.0, "C": -10.0, "Z": 0.0}
 
@@ -199,6 +199,22 @@ def test_images_are_watched(tmp_path):
     dark = watched.compare(watched.read(tmp_path / "dark.npz"))
     assert dark.verdict == "inputs have shifted"
     assert torch.is_tensor(watched.reference.held_x)
+
+
+def test_unknown_categories_are_decoded_as_unknown(folder, tmp_path):
+    # The service keeps the inputs of the network only, which are all 0 for such a category.
+    watched = WatchedRun.open(folder)
+    encoders = watched.preprocessor.columns
+    path = write_houses(tmp_path / "new.csv", 50, 3, levels="Z")
+    (city,) = [
+        column
+        for column in training_columns(encoders, watched.preprocessor.rows(path).x)
+        if column.name == "city"
+    ]
+    (expected,) = [
+        column for column in new_columns(encoders, read(path))[0] if column.name == "city"
+    ]
+    assert city.values.tolist() == expected.values.tolist() == [3.0] * 50
 
 
 def test_later_dates_are_no_shift(tmp_path):

@@ -51,7 +51,8 @@ def watch_rows(
         alpha: the largest probability of a false alarm.
     """
     encoders = None if estimator.table_ is None else estimator.table_.columns
-    columns = _new_columns(encoders, X)
+    encoded_rows = estimator._encode(X)
+    columns, mistakes = _new_columns(encoders, X, encoded_rows)
     held_out = None
     if hasattr(estimator, "held_x_"):
         held_out = (
@@ -71,7 +72,7 @@ def watch_rows(
             columns=training_columns(encoders, encoded),
             compared=compared_inputs(encoders),
         )
-    x = estimator._inputs(estimator._encode(X))
+    x = estimator._inputs(encoded_rows)
     y = None if targets is None else estimator._targets(targets)
     samples: Any = estimator.posterior_.draws_to_average(int(estimator.samples))
     return watch(
@@ -80,6 +81,7 @@ def watch_rows(
         x,
         y,
         columns=columns,
+        mistakes=mistakes,
         alpha=alpha,
         samples=samples,
         seed=estimator.seed_,
@@ -87,9 +89,14 @@ def watch_rows(
 
 
 def _new_columns(
-    encoders: Sequence[Number | Category | Date] | None, X: ArrayLike
-) -> list[InputColumn] | None:
-    """Return the columns of a data frame; None for an array."""
-    if encoders is None or not is_frame(X):
-        return None
-    return new_columns(encoders, read_frame(X))[0]
+    encoders: Sequence[Number | Category | Date] | None, X: ArrayLike, encoded_rows: np.ndarray
+) -> tuple[Sequence[InputColumn] | None, list[str]]:
+    """Return the columns of a table, and sentences about what is wrong with them for certain.
+
+    The columns are None where there is no table, but an array of numbers.
+    """
+    if encoders is None:
+        return None, []
+    if is_frame(X):
+        return new_columns(encoders, read_frame(X))
+    return training_columns(encoders, torch.as_tensor(encoded_rows)), []

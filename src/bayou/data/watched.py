@@ -68,11 +68,13 @@ def compared_inputs(encoders: Encoders) -> list[int]:
 
 
 def training_columns(encoders: Encoders, x: Tensor) -> tuple[InputColumn, ...]:
-    """Return the columns of training rows, decoded from the inputs of the network.
+    """Return columns, decoded from the inputs of the network.
+
+    They are those of training rows, or of new rows of which nothing else is kept.
 
     Args:
         encoders: of the columns, which encoded them.
-        x: inputs of all training rows, (N, features).
+        x: inputs of all rows, (N, features).
     """
     columns = []
     start = 0
@@ -84,7 +86,7 @@ def training_columns(encoders: Encoders, x: Tensor) -> tuple[InputColumn, ...]:
         if isinstance(encoder, Number):
             columns.append(_numbers(encoder, block))
         elif isinstance(encoder, Category):
-            codes = _codes(block)
+            codes = _codes(block, len(encoder.levels))
             levels = encoder.levels
             has_others = bool((codes == len(levels)).any())  # rare categories of training rows
             if has_others:
@@ -121,7 +123,7 @@ def new_columns(encoders: Encoders, table: RawTable) -> tuple[list[InputColumn],
             block = np.stack(encoder.encode(column, []), axis=1).astype(np.float32)
             present = {level or MISSING_LEVEL for level in column.levels}
             unknown = tuple(sorted(present - set(encoder.levels))[:MAX_UNKNOWN])
-            codes = np.where(block.any(1), _codes(block), len(encoder.levels))
+            codes = _codes(block, len(encoder.levels))
             columns.append(_categories(encoder.name, codes, encoder.levels, unknown=unknown))
     return columns, mistakes
 
@@ -150,9 +152,9 @@ def _numbers(
     return InputColumn(encoder.name, torch.from_numpy(np.where(is_missing, np.nan, values)))
 
 
-def _codes(block: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Return the category of each row of 0/1 columns."""
-    codes: NDArray[np.int64] = block.argmax(1)
+def _codes(block: NDArray[np.float32], unknown: int) -> NDArray[np.int64]:
+    """Return the category of each row of 0/1 columns, or ``unknown`` where all are 0."""
+    codes: NDArray[np.int64] = np.where(block.any(1), block.argmax(1), unknown)
     return codes
 
 

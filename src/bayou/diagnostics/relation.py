@@ -121,7 +121,7 @@ def compare_relation(
         if name == "by input":
             subject = "residuals by input"
             input_name = new.names[result.column % len(new.names)]
-            text = f"they depend on {input_name} otherwise than in held-out rows"
+            text = f"largest difference to held-out rows along {input_name}"
         else:
             subject, meaning = subjects[name]
             text = f"mean difference to held-out rows {result.difference:+.3g} ({meaning})"
