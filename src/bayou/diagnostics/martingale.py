@@ -120,10 +120,10 @@ class ShiftMartingale:
     of predictions (unless some inputs are left out), and each of the first 40 numbers of a row of a
     table; of the targets location and spread under the predictive. One of them is significant when
     its capital was ever K/alpha. If old and new rows are exchangeable, the verdict is ever other
-    than "as expected" with a probability of at most alpha, however often it is read. Targets of tables are counted only where the inputs lie in the range of the training
-    rows. Unlike ``watch``, the test does not compare rows of similar inputs: a shift of the inputs
-    within that range can appear as a changed relation where the posterior is not calibrated in
-    every region.
+    than "as expected" with a probability of at most alpha, however often it is read. Targets of
+    tables are counted only where the inputs lie in the range of the training rows. Unlike
+    ``watch``, the test does not compare rows of similar inputs: a shift of the inputs within that
+    range can appear as a changed relation where the posterior is not calibrated in every region.
 
     Args:
         streams: the bets by the name of their score.
