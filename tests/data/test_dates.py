@@ -7,10 +7,12 @@ import math
 import numpy as np
 import pytest
 
+from bayou.core.specs import from_json, to_json
 from bayou.data import load
 from bayou.data.cell_notes import CellNotes
 from bayou.data.columns import Column
 from bayou.data.dates import PARTS, WEEKDAYS, Date, parse_dates
+from bayou.data.moments import find_order
 from bayou.data.preprocess import Preprocessor
 
 EPOCH = datetime.datetime(1970, 1, 1)
@@ -91,6 +93,43 @@ def test_missing_dates_are_the_median_with_an_indicator_and_bad_ones_are_told():
     far = encoder.distance(Column.of(["2023-01-01", "2024-01-02", ""]))
     assert far[0] > 10
     assert far[1:].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("written", "order"),
+    [
+        ("{0.day}.{0.month}.{0.year}", "day"),
+        ("{0.day:02d}/{0.month:02d}/{0.year}", "day"),
+        ("{0.month:02d}/{0.day:02d}/{0.year} 00:00", "month"),
+        ("{0.month}-{0.day}-{0:%y}", "month"),
+    ],
+)
+def test_dates_with_the_year_at_the_end_are_those_with_the_year_first(written, order):
+    days = [datetime.date(2023, 11, 3) + datetime.timedelta(days=9 * i) for i in range(40)]
+    cells = [written.format(day) for day in days]
+    assert find_order(cells) == order
+    expected = parse_dates([day.isoformat() for day in days])
+    np.testing.assert_array_equal(parse_dates(cells, order), expected)
+    assert np.isnan(parse_dates(cells)).all()
+    encoder = Date.fit("when", expected, order)
+    assert f"has dates with the {order} first, used as trend" in encoder.describe()
+    new = Column.of([written.format(datetime.date(2024, 2, 1)), "2024-02-01", "x"])
+    notes = CellNotes()
+    trend = encoder.encode(new, notes)[0]
+    assert trend[0] == trend[1]
+    assert f"are not dates with the {order} first (row 3: 'x')" in notes.sentences()[0]
+
+
+@pytest.mark.parametrize("cells", [["1/2/2024", "11/12/2023"], ["1-2-2024"], ["2024-01-31"]])
+def test_an_order_that_nothing_shows_is_not_guessed(cells):
+    assert find_order(cells) is None
+
+
+def test_the_order_of_dates_is_in_the_settings_of_a_run_only_where_the_year_is_not_first():
+    days = parse_dates(["2024-01-31", "2024-02-15"])
+    assert "order" not in to_json(Date.fit("when", days))
+    encoder = Date.fit("when", days, "day")
+    assert from_json(to_json(encoder), Date) == encoder
 
 
 def spread(years):

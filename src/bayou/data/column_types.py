@@ -13,6 +13,7 @@ from bayou.data.catalogue import DataError
 from bayou.data.columns import MISSING_LEVEL, OTHER_LEVELS, Column, quote
 from bayou.data.dates import MIN_DATE_SHARE, Date, parse_dates
 from bayou.data.encoders import Category, Number, inside_range
+from bayou.data.moments import find_order
 from bayou.data.reading import RawTable
 from bayou.training.sentinels import valid_range
 
@@ -186,7 +187,8 @@ def _describe_text(name: str, levels: list[str], rows: int) -> str:
 
 def _fit_date(name: str, column: Column, rows: Index, notes: list[str]) -> Date | None:
     """Return the encoder of a column of dates; None with a note for one that is not clear."""
-    days = parse_dates(column.levels)
+    order = find_order(column.levels) or "year"
+    days = parse_dates(column.levels, order)
     present_count = sum(level != "" for level in column.levels)
     if np.isfinite(days).sum() < MIN_DATE_SHARE * present_count:
         notes.append(
@@ -195,7 +197,7 @@ def _fit_date(name: str, column: Column, rows: Index, notes: list[str]) -> Date 
             "2024-02-29T13:30:00."
         )
         return None
-    encoder = Date.fit(name, days[rows])
+    encoder = Date.fit(name, days[rows], order)
     if encoder is None:
         notes.append(f"Column {name!r} is constant in training; dropped.")
         return None

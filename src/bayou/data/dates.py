@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final, final, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from bayou.core.specs import Checked, later_field
 from bayou.data.cell_notes import CellNotes
 from bayou.data.columns import Column, quote
 from bayou.data.encoders import inside_range
-from bayou.data.moments import EPOCH, Moment
+from bayou.data.moments import EPOCH, DateOrder, Moment
 from bayou.training.sentinels import valid_range
 
 Days = NDArray[np.float64]
@@ -43,23 +43,28 @@ YEARS: Final = (2, 9998)
 _EPOCH_WEEKDAY: Final = 3  # a Thursday, from Monday = 0
 
 
-def parse_dates(cells: Sequence[str]) -> Days:
+def parse_dates(cells: Sequence[str], order: DateOrder = "year") -> Days:
     """Return days since 1970-01-01 with the time of day as a fraction; nan for other cells.
 
-    A date is written 2024-02-29, 2024/2/29 or 2024-02-29T13:30:00Z, with the year first. A time
-    zone is left out: the day and the hour are those on the clock that wrote them.
+    A date is written 2024-02-29, 2024/2/29 or 2024-02-29T13:30:00Z, with the year first, or with
+    the year at the end, 29.2.2024 or 2/29/2024, if the order says so. A time zone is left out: the
+    day and the hour are those on the clock that wrote them.
 
     Args:
         cells: text.
+        order: of dates with the year at the end, "day" or "month" first; "year" (default) does not
+            take them for dates, since their day and month are not clear.
     """
-    known = {cell: _parse_date(cell) for cell in set(cells)}
+    known = {cell: _parse_date(cell, order) for cell in set(cells)}
     return np.array([known[cell] for cell in cells], dtype=np.float64)
 
 
-def _parse_date(cell: str) -> float:
+def _parse_date(cell: str, order: DateOrder) -> float:
     """Return the days of one date; nan for other text."""
-    moment = Moment.parse(cell)
-    return moment.days if moment is not None and moment.is_iso else math.nan
+    moment = Moment.parse(cell, is_day_first=order == "day")
+    if moment is None or moment.year is None or (moment.year == "last" and order == "year"):
+        return math.nan
+    return moment.days
 
 
 @final
@@ -83,6 +88,8 @@ class Date(Checked):
         high: the last training date.
         floor: earlier dates count as missing, as 0001-01-01 does.
         ceiling: later dates count as missing, as 9999-12-31 does.
+        order: what dates with the year at the end begin with, "day" or "month"; "year" (default) if
+            only dates with the year first count.
     """
 
     name: str
@@ -95,6 +102,7 @@ class Date(Checked):
     high: float = sys.float_info.max
     floor: float = later_field(-sys.float_info.max)
     ceiling: float = later_field(sys.float_info.max)
+    order: DateOrder = later_field("year")
 
     def __post_init__(self) -> None:
         """Check the types and ranges of the fields."""
@@ -103,17 +111,19 @@ class Date(Checked):
         self._check_words("parts")
         self._check_finite("mean", "scale", "median", "low", "high", "floor", "ceiling")
         self._check_positive("scale")
+        self._check_choice("order", get_args(DateOrder))
         unknown = [component for component in self.parts if component not in PARTS]
         if unknown:
             raise ValueError(f"Date parts must be of {', '.join(PARTS)}, got {unknown[0]!r}")
 
     @staticmethod
-    def fit(name: str, days: Days) -> Date | None:
+    def fit(name: str, days: Days, order: DateOrder = "year") -> Date | None:
         """Fit the encoding to the training dates; None if they are all the same.
 
         Args:
             name: of the column.
             days: since 1970-01-01; nan where a date is missing.
+            order: of the dates of new rows, see ``parse_dates``.
         """
         floor, ceiling = _valid_range(days)
         days = inside_range(days, floor, ceiling)
@@ -141,6 +151,7 @@ class Date(Checked):
             high=float(present.max()),
             floor=floor,
             ceiling=ceiling,
+            order=order,
         )
 
     @property
@@ -160,7 +171,8 @@ class Date(Checked):
 
     def describe(self) -> str:
         """Return a note about what the column becomes."""
-        return f"Column {self.name!r} has dates, used as {', '.join(self.parts)}."
+        order = "" if self.order == "year" else f" with the {self.order} first"
+        return f"Column {self.name!r} has dates{order}, used as {', '.join(self.parts)}."
 
     def encode(self, column: Column, notes: CellNotes) -> list[NDArray[np.float64]]:
         """Return the inputs of the network, one array for each.
@@ -169,7 +181,7 @@ class Date(Checked):
             column: the cells of all rows.
             notes: to which those about unusual cells are added.
         """
-        days = parse_dates(column.levels)
+        days = parse_dates(column.levels, self.order)
         valid = inside_range(days, self.floor, self.ceiling)
         is_missing = np.isnan(valid)
         is_bad = np.isnan(days) & np.array([level != "" for level in column.levels])
@@ -178,8 +190,8 @@ class Date(Checked):
             "bad",
             is_bad,
             lambda count, first: (
-                f"Column {self.name!r}: {count} cells are not dates with the year first ({first}); "
-                "they count as missing."
+                f"Column {self.name!r}: {count} cells are not dates with the {self.order} first "
+                f"({first}); they count as missing."
             ),
             column.describe_first,
         )
@@ -215,7 +227,7 @@ class Date(Checked):
         Args:
             column: the cells of all rows.
         """
-        days = inside_range(parse_dates(column.levels), self.floor, self.ceiling)
+        days = inside_range(parse_dates(column.levels, self.order), self.floor, self.ceiling)
         distance = np.maximum(self.low - days, days - self.high) / self.scale
         return np.fmax(distance, 0.0)
 

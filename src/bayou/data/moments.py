@@ -6,7 +6,7 @@ import datetime
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final, Literal, final
 
 DAY: Final = 86_400  # seconds
 EPOCH: Final = datetime.date(1970, 1, 1).toordinal()
@@ -23,6 +23,9 @@ _CLOCK: Final = re.compile(
 _LAST_MONTH: Final = 12
 _CENTURY_TURN: Final = 69  # years of two digits below are of this century
 
+YearPlace = Literal["first", "last"]
+DateOrder = Literal["year", "day", "month"]  # what a date begins with
+
 
 @final
 @dataclass(frozen=True)
@@ -33,14 +36,14 @@ class Moment:
         day: days since 1970-01-01; 0 for a time of day alone.
         seconds: since midnight; 0 for a date alone.
         offset: how far the clock is ahead of UTC, in seconds; 0 if no zone is given.
-        is_iso: whether it has a year, a month and a day in this order, so that day and month are
-            clear.
+        year: where the year of a date with a month and a day is written, "first" or "last"; None
+            for a month or a time of day alone, and for a date with a time of day such as 24:00.
     """
 
     day: int
     seconds: float = 0.0
     offset: float = 0.0
-    is_iso: bool = False
+    year: YearPlace | None = None
 
     @classmethod
     def parse(cls, text: str, *, is_day_first: bool = False) -> Moment | None:
@@ -56,21 +59,26 @@ class Moment:
         text = text.strip()
         match = _YEAR_FIRST.match(text) or _YEAR_LAST.match(text)
         if match is None:
-            return cls._of_clock(0, text, is_iso=False)
+            return cls._of_clock(0, text, year=None)
+        numbers = match.groupdict()
         try:
-            day = _day(match.groupdict(), is_day_first)
+            day = _day(numbers, is_day_first)
         except ValueError:  # a month of 30 days has no 31st
             return None
-        is_iso = match.groupdict().get("day") is not None
+        year: YearPlace | None = None
+        if "first" in numbers:
+            year = "last"
+        elif numbers["day"] is not None:
+            year = "first"
         clock = text[match.end() :]
         if not clock:
-            return cls(day, is_iso=is_iso)
+            return cls(day, year=year)
         if clock[0] not in "T ":
             return None
-        return cls._of_clock(day, clock.lstrip("T "), is_iso=is_iso)
+        return cls._of_clock(day, clock.lstrip("T "), year=year)
 
     @classmethod
-    def _of_clock(cls, day: int, text: str, *, is_iso: bool) -> Moment | None:
+    def _of_clock(cls, day: int, text: str, *, year: YearPlace | None) -> Moment | None:
         """Return a day with a time of day; None for other text."""
         clock = _CLOCK.fullmatch(text)
         if clock is None:
@@ -82,7 +90,7 @@ class Moment:
         second = float(clock["second"] or 0)
         is_of_one_day = hour < 24 and minute < 60 and second < 60
         seconds = 3600 * hour + 60 * minute + second
-        return cls(day, seconds, _offset(clock["zone"]), is_iso and is_of_one_day)
+        return cls(day, seconds, _offset(clock["zone"]), year if is_of_one_day else None)
 
     @property
     def days(self) -> float:
@@ -95,20 +103,36 @@ class Moment:
         return self.day * DAY + self.seconds - self.offset
 
 
-def begin_with_day(cells: Iterable[str]) -> bool:
-    """Return whether dates with the year at the end begin with the day.
+def find_order(cells: Iterable[str]) -> DateOrder | None:
+    """Return what dates with the year at the end begin with; None if their order is not clear.
 
-    Of ``1/2/2024`` the day is the second number, unless another cell says otherwise; of
-    ``1.2.2024`` and ``1-2-2024`` it is the first.
+    A number above 12 is a day. Dates with points, ``31.3.2024``, begin with the day.
 
     Args:
         cells: text.
     """
     dates = [match for cell in cells if (match := _YEAR_LAST.match(cell))]
     if any(int(match["first"]) > _LAST_MONTH for match in dates):
-        return True
+        return "day"
     if any(int(match["second"]) > _LAST_MONTH for match in dates):
-        return False
+        return "month"
+    return "day" if any(match["mark"] == "." for match in dates) else None
+
+
+def begin_with_day(cells: Iterable[str]) -> bool:
+    """Return whether dates with the year at the end begin with the day.
+
+    Where their order is not clear, the month of ``1/2/2024`` is the first number, the day of
+    ``1-2-2024``.
+
+    Args:
+        cells: text.
+    """
+    cells = list(cells)
+    order = find_order(cells)
+    if order is not None:
+        return order == "day"
+    dates = [match for cell in cells if (match := _YEAR_LAST.match(cell))]
     return any(match["mark"] != "/" for match in dates)
 
 
