@@ -38,7 +38,7 @@ from bayou.networks import TableLayout
 from bayou.operations import Calibration, calibrate
 from bayou.operations.ood import Detector, fit as fit_detector
 from bayou.posteriors import FileError, Posterior
-from bayou.posteriors.posterior import restore_posterior
+from bayou.posteriors.loading import restore_posterior
 from bayou.posteriors.state import SavedState
 from bayou.priors import Normal, Prior
 from bayou.select import Recipe, by_name

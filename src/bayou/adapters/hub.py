@@ -20,7 +20,7 @@ from bayou.adapters.model_card import model_card
 from bayou.core.extras import extra
 from bayou.core.files import DTYPES, FORMAT, FileError, StrPath, read_bytes, writing
 from bayou.posteriors import Posterior
-from bayou.posteriors.posterior import check_load, restore_contents
+from bayou.posteriors.loading import check_load, restore_contents
 from bayou.posteriors.state import SavedState
 
 TENSORS = "posterior.safetensors"

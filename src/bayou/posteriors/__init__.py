@@ -4,10 +4,11 @@ from bayou.core.files import FileError
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.gaussian import GaussianPosterior
 from bayou.posteriors.guided import Bayesian, Guided, bayesianize
+from bayou.posteriors.loading import load
 from bayou.posteriors.masked import Masked
 from bayou.posteriors.mixture import Mixture
 from bayou.posteriors.network_draw import NetworkDraw
-from bayou.posteriors.posterior import Posterior, load
+from bayou.posteriors.posterior import Posterior
 from bayou.posteriors.updates import Updates
 from bayou.posteriors.wide import WidePosterior
 

@@ -21,13 +21,8 @@ from bayou.network import DryRun
 from bayou.network.target import Target
 from bayou.network.units import Units
 from bayou.posteriors.empirical import shuffled_indices
-from bayou.posteriors.posterior import (
-    DEFAULT_SAMPLES,
-    NOISE,
-    Posterior,
-    check_count,
-    restore_posterior,
-)
+from bayou.posteriors.loading import restore_posterior
+from bayou.posteriors.posterior import DEFAULT_SAMPLES, NOISE, Posterior, check_count
 from bayou.posteriors.state import SavedState, calibration_state, check_base, updates_state
 from bayou.posteriors.updates import Updates, check_forget
 from bayou.training.ranks import current

@@ -30,7 +30,7 @@ from bayou.operations.conformal.weights import (
     effective_rows,
 )
 from bayou.posteriors import Posterior
-from bayou.posteriors.posterior import restore_posterior
+from bayou.posteriors.loading import restore_posterior
 from bayou.posteriors.state import SavedState
 
 
