@@ -7,7 +7,7 @@ import csv
 import math
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 import torch
@@ -16,13 +16,16 @@ from torch import Tensor
 
 from bayou.app.runs.decisions import CostTable, Threshold
 from bayou.app.runs.folder import Run, RunError
-from bayou.app.runs.guarantees import GuaranteeRequest, fit_guarantee
+from bayou.app.runs.guarantees import Guarantee, GuaranteeRequest, fit_guarantee
 from bayou.app.runs.json_files import check_output
 from bayou.core.files import StrPath, writing
 from bayou.core.progress import Progress, Show, spell
 from bayou.data.preprocess import PreparedRows, Preprocessor
 from bayou.likelihoods.predictive import Predictive, check_level
 from bayou.posteriors import Posterior
+
+if TYPE_CHECKING:
+    from bayou.app.runs.unusual import UnusualColumn
 
 ROWS_PER_BATCH = 2048
 UNUSUAL = "unusual"  # the column of p-values
@@ -108,52 +111,89 @@ def write_predictions(
     samples = posterior.draws_to_average(requested_samples(samples, run))
     rows = preprocessor.blocks(source, ROWS_PER_BATCH)
     notes = run.describe_interruption(job, posterior)
-    guarantee = None
-    guarantee_notes: list[str] = []
+    table = _PredictionTable(posterior, preprocessor, level, samples)
     if conformal is not None:
-        guarantee = fit_guarantee(request, run, posterior, preprocessor, source, level, samples)
-        guarantee_notes = guarantee.notes
-    additions = _read_additions(exceeds, costs, preprocessor)
-    unusual = None
+        table.guarantee = fit_guarantee(
+            request, run, posterior, preprocessor, source, level, samples
+        )
+    table.additions = _read_additions(exceeds, costs, preprocessor)
     if ood:
         # Here, since it imports the operations.
         from bayou.app.runs.unusual import UnusualColumn, fit_detector
 
-        unusual = UnusualColumn(fit_detector(run, posterior, samples))
+        table.unusual = UnusualColumn(fit_detector(run, posterior, samples))
+    show = progress if rows.rows > ROWS_PER_BATCH else False
+    with Progress("predicting", rows.rows, show) as line:
+        _write_csv(path, table.batches(rows, line))
+    return [*notes, *rows.notes, *table.notes()]
 
-    def batch_columns(predictive: Predictive, start: int) -> dict[str, list[str] | Tensor]:
-        values = prediction_columns(predictive, preprocessor, level)
-        if guarantee is not None:
-            values |= guarantee.columns(predictive, start)
-        for addition in additions:
-            values |= addition.columns(predictive)
-        return values
 
-    dtype = network_dtype(posterior)
-    distances = DistanceNote()
+@final
+class _PredictionTable:
+    """The columns of a prediction file, batch by batch.
 
-    def tables() -> Iterator[dict[str, list[str]]]:
-        """Predict the rows batch by batch, and yield the text of the columns of each."""
+    Args:
+        posterior: that predicts.
+        preprocessor: of its data.
+        level: the probability of the intervals.
+        samples: the number of averaged networks.
+    """
+
+    def __init__(
+        self,
+        posterior: Posterior,
+        preprocessor: Preprocessor,
+        level: float,
+        samples: int | None,
+    ) -> None:
+        self.posterior = posterior
+        self.preprocessor = preprocessor
+        self.level = level
+        self.samples = samples
+        self.guarantee: Guarantee | None = None
+        self.additions: list[CostTable | Threshold] = []
+        self.unusual: UnusualColumn | None = None
+        self.distances = DistanceNote()
+
+    def batches(
+        self, batches: Iterable[PreparedRows], line: Progress
+    ) -> Iterator[dict[str, list[str]]]:
+        """Predict the rows batch by batch, and yield the text of the columns of each.
+
+        Args:
+            batches: the rows of the file, in their order.
+            line: shows the number of rows that are done.
+        """
+        dtype = network_dtype(self.posterior)
         done = 0
-        show = progress if rows.rows > ROWS_PER_BATCH else False
-        with Progress("predicting", rows.rows, show) as line:
-            for batch in rows:
-                x = batch.x.to(dtype)
-                predictive = posterior.predict(x, samples=samples, seed=0)
-                columns = _as_text(batch_columns(predictive, done))
-                details: dict[str, list[str]] = {}
-                if batch.distance is not None:
-                    details["distance"] = [f"{value:.4g}" for value in batch.distance]
-                    distances.add(batch.distance)
-                if unusual is not None:
-                    details[UNUSUAL] = unusual.cells(x)
-                yield _row_columns(batch, columns, preprocessor) | columns | details
-                done += len(x)
-                line.update(done)
+        for batch in batches:
+            x = batch.x.to(dtype)
+            columns = _as_text(self._columns(x, done))
+            details: dict[str, list[str]] = {}
+            if batch.distance is not None:
+                details["distance"] = [f"{value:.4g}" for value in batch.distance]
+                self.distances.add(batch.distance)
+            if self.unusual is not None:
+                details[UNUSUAL] = self.unusual.cells(x)
+            yield _row_columns(batch, columns, self.preprocessor) | columns | details
+            done += len(x)
+            line.update(done)
 
-    _write_csv(path, tables())
-    unusual_notes = [] if unusual is None else unusual.notes()
-    return [*notes, *rows.notes, *guarantee_notes, *distances.sentences(), *unusual_notes]
+    def notes(self) -> list[str]:
+        """Return sentences about the guarantee and the rows, once all of them are written."""
+        sentences = [] if self.guarantee is None else list(self.guarantee.notes)
+        sentences += self.distances.sentences()
+        return sentences if self.unusual is None else [*sentences, *self.unusual.notes()]
+
+    def _columns(self, x: Tensor, start: int) -> dict[str, list[str] | Tensor]:
+        """Return the columns that follow from the prediction of rows, the first of number start."""
+        predictive = self.posterior.predict(x, samples=self.samples, seed=0)
+        columns = prediction_columns(predictive, self.preprocessor, self.level)
+        if self.guarantee is not None:
+            columns |= self.guarantee.columns(predictive, start)
+        for addition in self.additions:
+            columns |= addition.columns(predictive)
+        return columns
 
 
 def _read_additions(
