@@ -107,31 +107,16 @@ class Stacked(Method):
         Raises:
             ValueError: (or another error) of a fit that failed, unless it is left out.
         """
-        components: dict[str, Posterior] = {}
-        failures: dict[str, Exception] = {}
-        stopped = "finished"
-        for name, selected in self.plans.items():
-            file = None if checkpoint is None else f"{checkpoint}.{name}.all"
-            if target is not self.target:
-                selected = replace(selected, target=target, rows=as_data(data, self.batch_size))
-            with warnings.catch_warnings():
-                # Of a component alone: the mixture is what predicts.
-                warnings.simplefilter("ignore", WorseThanModeWarning)
-                try:
-                    posterior = selected.fit(seed=seed, checkpoint=file, progress=progress)
-                except FIT_ERRORS as error:
-                    if not self.leaves_out_failures:
-                        raise
-                    failures[name] = error
-                    continue
+        data_given = None if target is self.target else (target, data)
+        components, failures, is_finished = self._fit_components(
+            data_given, seed, checkpoint, progress
+        )
+        if not is_finished and len(components) == 1:
+            (posterior,) = components.values()
             if posterior.stopped == "interrupted":
-                stopped = "interrupted"
-                if not components:
-                    return posterior
-                break
-            components[name] = posterior
+                return posterior
         left_out = leave_out_failures(failures, components)
-        if stopped == "finished" and not failures:
+        if is_finished and not failures:
             for name, temperature in self.temperatures.items():
                 components[name].temperature = temperature
         if len(self.plans) - len(failures) == 1:
@@ -144,13 +129,55 @@ class Stacked(Method):
             [self.weights[name] for name in components],
             _joined_history(components),
         )
-        mixture.stopped = stopped
+        mixture.stopped = "finished" if is_finished else "interrupted"
         mixture.choice = left_out
         mixture.held_out_index = _shared_held_out_index(mixture)
         diagnostics = [posterior.mixing for posterior in components.values() if posterior.mixing]
         if len(diagnostics) == 1:
             mixture.mixing = diagnostics[0]
         return mixture
+
+    def _fit_components(
+        self,
+        data_given: tuple[Target, Any] | None,
+        seed: int,
+        checkpoint: StrPath | None,
+        progress: Show,
+    ) -> tuple[dict[str, Posterior], dict[str, Exception], bool]:
+        """Fit every method until Ctrl-C.
+
+        Args:
+            data_given: target and rows in place of those of the plans; None for these.
+            seed: of every fit.
+            checkpoint: the beginning of the names of their checkpoints; None for none.
+            progress: how to show it.
+
+        Returns:
+            The posteriors by the names of their methods, the errors of those that are left out, and
+            whether all methods were fitted. A posterior that was interrupted is among the first
+            only if no other was finished.
+        """
+        components: dict[str, Posterior] = {}
+        failures: dict[str, Exception] = {}
+        for name, selected in self.plans.items():
+            file = None if checkpoint is None else f"{checkpoint}.{name}.all"
+            if data_given is not None:
+                target, data = data_given
+                selected = replace(selected, target=target, rows=as_data(data, self.batch_size))
+            with warnings.catch_warnings():
+                # Of a component alone: the mixture is what predicts.
+                warnings.simplefilter("ignore", WorseThanModeWarning)
+                try:
+                    posterior = selected.fit(seed=seed, checkpoint=file, progress=progress)
+                except FIT_ERRORS as error:
+                    if not self.leaves_out_failures:
+                        raise
+                    failures[name] = error
+                    continue
+            if posterior.stopped == "interrupted":
+                return components or {name: posterior}, failures, False
+            components[name] = posterior
+        return components, failures, True
 
 
 def leave_out_failures(failures: Mapping[str, Exception], others: Mapping[str, object]) -> str:

@@ -18,6 +18,7 @@ from typing import final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from bayou.app.runs.folder import Run, RunError
 from bayou.app.runs.json_files import check_output
@@ -28,8 +29,9 @@ from bayou.data import is_path, reading
 from bayou.data.columns import Column, has_decimal_commas, quote
 from bayou.data.preprocess import Preprocessor
 from bayou.data.reading import RawTable
-from bayou.operations.acquire import acquire
+from bayou.operations.acquire import Acquired, Score, acquire
 from bayou.operations.batch_scores import ClosedFormError
+from bayou.posteriors import Posterior
 
 # Columns of the file of chosen rows, which are left out when it comes back.
 POOL_ROW = "pool_row"
@@ -101,22 +103,13 @@ def choose_rows(
             f"{table.name} has {len(candidates)} rows without a label, fewer than "
             f"{spell('n', '--n')} {n}; give more rows or choose fewer"
         )
-    is_default = score is None
-    if score is None:
-        score = "batchbald" if preprocessor.task == "classification" else "lcmd"
     x = rows.x[torch.from_numpy(candidates)].to(network_dtype(posterior))
     count = posterior.draws_to_average(requested_samples(samples, run))
-    try:
+    if score is not None:
         acquired = acquire(posterior, x, n, score, samples=count, seed=0)  # type: ignore[arg-type]
-    except ClosedFormError:
-        if not is_default:
-            raise
-        notes.append(
-            f"{score} needs functions at all rows, which this mixture does not have; variance "
-            "scores each row alone, so that the rows can be alike."
-        )
-        score = "variance"
-        acquired = acquire(posterior, x, n, "variance", samples=count, seed=0)
+    else:
+        default: Score = "batchbald" if preprocessor.task == "classification" else "lcmd"
+        acquired, score = _acquire_or_variance(posterior, x, n, default, count, notes)
     chosen = candidates[acquired.indices.cpu().numpy()]
     columns = _text_columns(table, chosen, leave_out=(target, POOL_ROW, SCORE))
     columns[target] = [""] * n
@@ -129,6 +122,24 @@ def choose_rows(
     )
     command = ["bayou", "label", str(folder), "--labeled", str(path)]
     return Selection(path, shlex.join(command), notes)
+
+
+def _acquire_or_variance(
+    posterior: Posterior, x: Tensor, n: int, score: Score, samples: int | None, notes: list[str]
+) -> tuple[Acquired, Score]:
+    """Choose n rows of x by a score, by the variance where the posterior does not have the score.
+
+    A mixture with closed forms has no functions at all rows; a note says so.
+    """
+    try:
+        return acquire(posterior, x, n, score, samples=samples, seed=0), score
+    except ClosedFormError:
+        pass
+    notes.append(
+        f"{score} needs functions at all rows, which this mixture does not have; variance scores "
+        "each row alone, so that the rows can be alike."
+    )
+    return acquire(posterior, x, n, "variance", samples=samples, seed=0), "variance"
 
 
 def add_labels(
