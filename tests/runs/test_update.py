@@ -363,7 +363,8 @@ def test_the_name_of_a_method_that_was_refused_is_not_recommended(run, new):
     mixture = bayou.Mixture([last_layer, mode], torch.tensor([0.5, 0.5]))
     mixture.save(run.job_folder(job) / "posterior.bayou")
     words = (
-        "laplace-last-0: component 1 of this mixture: .* with the names vbll, laplace, ffg, wide"
+        "laplace-last-0: component 1 of this mixture: .* posteriors of vbll, laplace, ffg, wide can "
+        "be updated"
     )
     with pytest.raises(RunError, match=words):
         update_run(run.folder, new, method="laplace-last")
