@@ -267,6 +267,7 @@ def test_sure_predictions_of_few_rows_are_tested_exactly():
         assert test.p == pytest.approx(expected, abs=4 * (expected / 20_000) ** 0.5)
 
 
+@pytest.mark.slow
 def test_log_scores_of_few_rows_are_exchangeable_with_those_of_draws():
     # The mean of 20 log scores of a Poisson with a small rate is far from normal.
     likelihood = bayou.likelihoods.Poisson().bind()

@@ -253,6 +253,7 @@ def test_unknown_categories_are_decoded_as_unknown(folder, tmp_path):
     assert city.values.tolist() == expected.values.tolist() == [3.0] * 50
 
 
+@pytest.mark.slow
 def test_later_dates_are_no_shift(tmp_path):
     # The posterior is less certain of later dates, and nothing else has changed.
     def write(path, rows, seed, year, columns):
