@@ -160,7 +160,7 @@ def test_a_network_that_cannot_be_sent_to_a_worker_raises():
     with (
         ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool,
         pytest.raises(
-            ValueError, match=r"cannot be sent to a worker: .*pickle.*top level of a module"
+            ValueError, match=r"cannot be sent to a worker: .*lambda.*top level of a module"
         ),
     ):
         fitted(net, parallel=pool)

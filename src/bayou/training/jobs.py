@@ -10,6 +10,10 @@ from typing import Any, Protocol, runtime_checkable
 from bayou.core.progress import BayouWarning
 from bayou.training.ranks import current
 
+# Of the errors of pickle: PicklingError, AttributeError and TypeError; since Python 3.13 also
+# without its name.
+UNSENDABLE = ("pickle", "Can't get local object")
+
 
 class PendingResult(Protocol):
     """A job that was sent to a worker: a future of any library."""
@@ -73,7 +77,7 @@ def wait_for(job: PendingResult) -> bool:
             raise ValueError(
                 f"a forked worker cannot use the threads or the GPU of torch; use {spawn}"
             ) from error
-        if "pickle" in str(error):  # PicklingError, AttributeError or TypeError
+        if any(words in str(error) for words in UNSENDABLE):
             advice = "define the network and all functions at the top level of a module"
             raise ValueError(
                 f"this fit cannot be sent to a worker: {error}; {advice}, or fit in this process"
