@@ -107,10 +107,11 @@ class Stacked(Method):
         Raises:
             ValueError: (or another error) of a fit that failed, unless it is left out.
         """
-        data_given = None if target is self.target else (target, data)
-        components, failures, is_finished = self._fit_components(
-            data_given, seed, checkpoint, progress
-        )
+        plans = self.plans
+        if target is not self.target:
+            rows = as_data(data, self.batch_size)
+            plans = {name: replace(plan, target=target, rows=rows) for name, plan in plans.items()}
+        components, failures, is_finished = self._fit_components(plans, seed, checkpoint, progress)
         if not is_finished and len(components) == 1:
             (posterior,) = components.values()
             if posterior.stopped == "interrupted":
@@ -139,7 +140,7 @@ class Stacked(Method):
 
     def _fit_components(
         self,
-        data_given: tuple[Target, Any] | None,
+        plans: Mapping[str, Plan],
         seed: int,
         checkpoint: StrPath | None,
         progress: Show,
@@ -147,7 +148,7 @@ class Stacked(Method):
         """Fit every method until Ctrl-C.
 
         Args:
-            data_given: target and rows in place of those of the plans; None for these.
+            plans: of the methods, by name.
             seed: of every fit.
             checkpoint: the beginning of the names of their checkpoints; None for none.
             progress: how to show it.
@@ -159,16 +160,13 @@ class Stacked(Method):
         """
         components: dict[str, Posterior] = {}
         failures: dict[str, Exception] = {}
-        for name, selected in self.plans.items():
+        for name, plan in plans.items():
             file = None if checkpoint is None else f"{checkpoint}.{name}.all"
-            if data_given is not None:
-                target, data = data_given
-                selected = replace(selected, target=target, rows=as_data(data, self.batch_size))
             with warnings.catch_warnings():
                 # Of a component alone: the mixture is what predicts.
                 warnings.simplefilter("ignore", WorseThanModeWarning)
                 try:
-                    posterior = selected.fit(seed=seed, checkpoint=file, progress=progress)
+                    posterior = plan.fit(seed=seed, checkpoint=file, progress=progress)
                 except FIT_ERRORS as error:
                     if not self.leaves_out_failures:
                         raise

@@ -6,6 +6,7 @@ import codecs
 import csv
 import math
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
@@ -111,17 +112,17 @@ def write_predictions(
     samples = posterior.draws_to_average(requested_samples(samples, run))
     rows = preprocessor.blocks(source, ROWS_PER_BATCH)
     notes = run.describe_interruption(job, posterior)
-    table = _PredictionTable(posterior, preprocessor, level, samples)
+    guarantee = None
     if conformal is not None:
-        table.guarantee = fit_guarantee(
-            request, run, posterior, preprocessor, source, level, samples
-        )
-    table.additions = _read_additions(exceeds, costs, preprocessor)
+        guarantee = fit_guarantee(request, run, posterior, preprocessor, source, level, samples)
+    additions = _read_additions(exceeds, costs, preprocessor)
+    unusual = None
     if ood:
         # Here, since it imports the operations.
         from bayou.app.runs.unusual import UnusualColumn, fit_detector
 
-        table.unusual = UnusualColumn(fit_detector(run, posterior, samples))
+        unusual = UnusualColumn(fit_detector(run, posterior, samples))
+    table = _PredictionTable(posterior, preprocessor, level, samples, guarantee, additions, unusual)
     show = progress if rows.rows > ROWS_PER_BATCH else False
     with Progress("predicting", rows.rows, show) as line:
         _write_csv(path, table.batches(rows, line))
@@ -129,6 +130,34 @@ def write_predictions(
 
 
 @final
+class DistanceNote:
+    """How many rows of all batches lie far outside the range of the training data."""
+
+    def __init__(self) -> None:
+        self._far_count = 0
+        self._rows = 0
+
+    def add(self, distance: NDArray[np.float64]) -> None:
+        """Count the rows of a batch.
+
+        Args:
+            distance: of each row, in standard deviations.
+        """
+        self._far_count += int((distance > 1).sum())
+        self._rows += len(distance)
+
+    def sentences(self) -> list[str]:
+        """Return a sentence if there are such rows."""
+        if not self._far_count:
+            return []
+        return [
+            f"{self._far_count} of {self._rows} rows lie more than a standard deviation outside "
+            "the range of the training data: see the column distance."
+        ]
+
+
+@final
+@dataclass
 class _PredictionTable:
     """The columns of a prediction file, batch by batch.
 
@@ -137,23 +166,20 @@ class _PredictionTable:
         preprocessor: of its data.
         level: the probability of the intervals.
         samples: the number of averaged networks.
+        guarantee: gives the conformal columns; None for none.
+        additions: the threshold and the costs that were asked for.
+        unusual: gives the p-values of the inputs; None for none.
+        distances: counts rows far outside the range of the training data.
     """
 
-    def __init__(
-        self,
-        posterior: Posterior,
-        preprocessor: Preprocessor,
-        level: float,
-        samples: int | None,
-    ) -> None:
-        self.posterior = posterior
-        self.preprocessor = preprocessor
-        self.level = level
-        self.samples = samples
-        self.guarantee: Guarantee | None = None
-        self.additions: list[CostTable | Threshold] = []
-        self.unusual: UnusualColumn | None = None
-        self.distances = DistanceNote()
+    posterior: Posterior
+    preprocessor: Preprocessor
+    level: float
+    samples: int | None
+    guarantee: Guarantee | None
+    additions: list[CostTable | Threshold]
+    unusual: UnusualColumn | None
+    distances: DistanceNote = field(default_factory=DistanceNote)
 
     def batches(
         self, batches: Iterable[PreparedRows], line: Progress
@@ -233,33 +259,6 @@ def _row_columns(
             name = f"{name} (id)"
         table[name] = batch.ids
     return table
-
-
-@final
-class DistanceNote:
-    """How many rows of all batches lie far outside the range of the training data."""
-
-    def __init__(self) -> None:
-        self._far_count = 0
-        self._rows = 0
-
-    def add(self, distance: NDArray[np.float64]) -> None:
-        """Count the rows of a batch.
-
-        Args:
-            distance: of each row, in standard deviations.
-        """
-        self._far_count += int((distance > 1).sum())
-        self._rows += len(distance)
-
-    def sentences(self) -> list[str]:
-        """Return a sentence if there are such rows."""
-        if not self._far_count:
-            return []
-        return [
-            f"{self._far_count} of {self._rows} rows lie more than a standard deviation outside "
-            "the range of the training data: see the column distance."
-        ]
 
 
 def _write_csv(path: Path, tables: Iterable[dict[str, list[str]]]) -> None:
