@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from torch.testing import assert_close
 
-from bayou.data import DataError, load, reading
+from bayou.data import DataError, delimited, load, reading
 from bayou.data.columns import Column
 from bayou.data.delimited import DelimitedFile, TextFile
 
@@ -194,3 +194,29 @@ def test_characters_across_the_pieces_of_a_file_are_whole(tmp_path, monkeypatch)
 def test_an_underscore_makes_no_number_in_any_column():
     assert Column(["1_000", "2"]).bad.tolist() == [True, False]
     assert Column(["1_000", "x"]).bad.tolist() == [True, True]
+
+
+def test_no_file_stays_open_after_an_error(tmp_path, monkeypatch):
+    """Also while the error is kept, whose traceback has the frames that read the file."""
+    table = tmp_path / "table.csv"
+    table.write_text("a,y\n" + "".join(f"{i},{2 * i + i % 3}\n" for i in range(40)))
+    preprocessor = load(table, target="y").preprocessor
+    other = tmp_path / "other.csv"
+    other.write_text("b\n" + "1\n" * 40)
+    streams = []
+
+    def tracked(*arguments):
+        streams.append(open(*arguments))  # noqa: SIM115 - the caller closes it
+        return streams[-1]
+
+    monkeypatch.setattr(delimited, "open", tracked, raising=False)
+    with pytest.raises(DataError, match="has no column 'a'") as error:
+        preprocessor.blocks(other, 5)
+    assert error.value.__traceback__ is not None
+    assert streams
+    assert all(stream.closed for stream in streams)
+    streams.clear()
+    rows = preprocessor.blocks(table, 5)
+    next(iter(rows))
+    rows.close()
+    assert all(stream.closed for stream in streams)

@@ -12,8 +12,8 @@ import io
 import itertools
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, final
@@ -126,7 +126,7 @@ class TextFile:
             raise DataError(f"{path.name} is empty")
         return file
 
-    def lines(self) -> Iterator[str]:
+    def lines(self) -> Generator[str, None, None]:
         """Yield the lines of the file; their ends are line feeds."""
         with self._open() as text:
             if self.newline == "\n":
@@ -198,13 +198,15 @@ class DelimitedFile:
         text = TextFile.of(path, whole=whole)
         delimiter = _find_delimiter(text)
         try:
-            rows = split_lines(text.lines(), delimiter)
-            first = next(rows, None)
-            if first is None:
-                raise DataError(f"{path.name} is empty")
-            names = [cell.strip() for cell in first]
-            has_header = _is_header(names, known)
-            shape = _Shape.of(rows if has_header else itertools.chain([first], rows), len(names))
+            with closing(text.lines()) as lines:
+                rows = split_lines(lines, delimiter)
+                first = next(rows, None)
+                if first is None:
+                    raise DataError(f"{path.name} is empty")
+                names = [cell.strip() for cell in first]
+                has_header = _is_header(names, known)
+                all_rows = rows if has_header else itertools.chain([first], rows)
+                shape = _Shape.of(all_rows, len(names))
         except csv.Error as problem:
             raise DataError(f"cannot read {path.name} as CSV: {problem}") from problem
         if text.has_quotes and _has_open_quote(text, delimiter):
@@ -272,16 +274,17 @@ class DelimitedFile:
         """Yield the cells of each column of blocks of rows."""
         width = len(self.names)
         longest = width + self.ends_with_delimiter
-        rows = split_lines(self.text.lines(), self.delimiter)
-        if self.has_header:
-            next(rows, None)
         count = 0
-        while block := list(itertools.islice(rows, size)):
-            count += len(block)
-            if count > self.rows or max(map(len, block)) > longest:
-                break
-            fitted = (row if len(row) == width else _fit(row, width) for row in block)
-            yield list(zip(*fitted, strict=True))
+        with closing(self.text.lines()) as lines:
+            rows = split_lines(lines, self.delimiter)
+            if self.has_header:
+                next(rows, None)
+            while block := list(itertools.islice(rows, size)):
+                count += len(block)
+                if count > self.rows or max(map(len, block)) > longest:
+                    break
+                fitted = (row if len(row) == width else _fit(row, width) for row in block)
+                yield list(zip(*fitted, strict=True))
         if count != self.rows:
             raise DataError(
                 f"{self.text.path} was changed while it was read; read it again when it is complete"

@@ -76,14 +76,20 @@ class RowBlocks:
         rows: the number of all rows.
         blocks: the rows of each; ``kept`` counts from the first row of the source.
         notes: gives the sentences about all rows when they are read.
+        close: closes the file; by default there is none.
     """
 
     def __init__(
-        self, rows: int, blocks: Iterator[PreparedRows], notes: Callable[[], list[str]]
+        self,
+        rows: int,
+        blocks: Iterator[PreparedRows],
+        notes: Callable[[], list[str]],
+        close: Callable[[], None] = lambda: None,
     ) -> None:
         self.rows = rows
         self._blocks = blocks
         self._notes = notes
+        self.close = close
 
     def __iter__(self) -> Iterator[PreparedRows]:
         """Return the blocks."""
@@ -356,7 +362,11 @@ class TablePreprocessor(Preprocessor):
         blocks = reading.read_blocks(self._named(source), self._known_names(), size)
         first = next(blocks.tables)
         first_notes = list(first.notes)
-        self._check_columns(first, first_notes)
+        try:
+            self._check_columns(first, first_notes)
+        except DataError:
+            blocks.tables.close()  # so that the file is not open until the error is forgotten
+            raise
         cell_notes = CellNotes()
         last_notes = self._describe_missing_ids(first)
 
@@ -373,7 +383,10 @@ class TablePreprocessor(Preprocessor):
                 start += table.rows
 
         return RowBlocks(
-            blocks.rows, prepare(), lambda: first_notes + cell_notes.sentences() + last_notes
+            blocks.rows,
+            prepare(),
+            lambda: first_notes + cell_notes.sentences() + last_notes,
+            blocks.tables.close,
         )
 
     def _named(self, source: object) -> object:

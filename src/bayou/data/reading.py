@@ -8,7 +8,7 @@ import tarfile
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -59,7 +59,7 @@ class TableBlocks:
     """
 
     rows: int
-    tables: Iterator[RawTable]
+    tables: Generator[RawTable, None, None]
 
 
 def quote_names(names: Iterable[str]) -> str:

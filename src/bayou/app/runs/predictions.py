@@ -6,6 +6,7 @@ import codecs
 import csv
 import math
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, final
@@ -124,7 +125,7 @@ def write_predictions(
         unusual = UnusualColumn(fit_detector(run, posterior, samples))
     table = _PredictionTable(posterior, preprocessor, level, samples, guarantee, additions, unusual)
     show = progress if rows.rows > ROWS_PER_BATCH else False
-    with Progress("predicting", rows.rows, show) as line:
+    with closing(rows), Progress("predicting", rows.rows, show) as line:
         _write_csv(path, table.batches(rows, line))
     return [*notes, *rows.notes, *table.notes()]
 
